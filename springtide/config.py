@@ -1,8 +1,8 @@
-"""Configuration of a process: one TOML file, flags that override only when given, environment for addresses and secrets.
+"""Configuration of a process: one TOML file, flags that override only when given, environment for secrets.
 
-A process declares a frozen dataclass whose fields are made by `setting(...)`; nested dataclasses are TOML tables. Unknown
-keys, wrong types and values out of bounds are InvalidArgument with the dotted key, the value and the remedy. The reference
-in docs/configuration.md is generated from the same dataclasses by `reference(...)`.
+A process declares a frozen dataclass whose fields are made by `setting(...)`; nested dataclasses are TOML tables.
+Unknown keys, wrong types and values out of bounds are InvalidArgument with the dotted key, the value and the remedy. The
+reference in docs/configuration.md is generated from the same dataclasses by `reference(...)`.
 """
 
 import dataclasses
@@ -68,7 +68,8 @@ def parse(cls: type[T], plain: Mapping[str, Any], prefix: str = "") -> T:
         values[key] = _convert(hints[key], value, dotted, fields[key].metadata)
     for name, f in fields.items():
         if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise InvalidArgument(field=prefix + name, value=None, problem="is required", remedy=f"Set {prefix + name}.")
+            dotted = prefix + name
+            raise InvalidArgument(field=dotted, value=None, problem="is required", remedy=f"Set {dotted}.")
     return cls(**values)
 
 
@@ -158,7 +159,8 @@ def _convert(hint: Any, value: Any, dotted: str, metadata: Mapping[str, Any]) ->
         return tuple(_convert(item, entry, f"{dotted}[{i}]", {}) for i, entry in enumerate(value))
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         _expect(isinstance(value, Mapping), dotted, value, "a table")
-        return {str(key): _convert(typing.get_args(target)[1], entry, f"{dotted}.{key}", {}) for key, entry in value.items()}
+        item = typing.get_args(target)[1]
+        return {str(key): _convert(item, entry, f"{dotted}.{key}", {}) for key, entry in value.items()}
     return _scalar(target, value, dotted, metadata)
 
 
@@ -188,7 +190,8 @@ def _scalar(target: Any, value: Any, dotted: str, metadata: Mapping[str, Any]) -
 
 def _expect(condition: bool, dotted: str, value: Any, wanted: str) -> None:
     if not condition:
-        raise InvalidArgument(field=dotted, value=value, problem=f"must be {wanted}", remedy=f"Set {dotted} to {wanted}.")
+        remedy = f"Set {dotted} to {wanted}."
+        raise InvalidArgument(field=dotted, value=value, problem=f"must be {wanted}", remedy=remedy)
 
 
 def _unknown(dotted: str, value: Any, key: str, known: list[str]) -> InvalidArgument:

@@ -79,9 +79,7 @@ class InvalidArgument(SpringtideError):
     default_reason = "INVALID_ARGUMENT"
 
     def __init__(self, *, field: str, value: object, problem: str, remedy: str, reason: str | None = None) -> None:
-        super().__init__(
-            f"{field} = {value!r}: {problem}.", field=field, value=value, remedy=remedy, reason=reason
-        )
+        super().__init__(f"{field} = {value!r}: {problem}.", field=field, value=value, remedy=remedy, reason=reason)
 
 
 class NotFound(SpringtideError):

@@ -28,7 +28,9 @@ class NodeLive:
     stop_deadline_at: float | None = None
     goodbye: bool = False
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # by worker id, its own and foreign ones
-    reported: bool = False  # at least one heartbeat in this session: absence from `reports` now means absence on the node
+    reported: bool = (
+        False  # at least one heartbeat in this session: absence from `reports` now means absence on the node
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
-"""Frozen dataclasses to plain JSON values and back. Unknown keys are ignored and missing ones take defaults: old and new
-records live together."""
+"""Frozen dataclasses to plain JSON values and back.
+
+Unknown keys are ignored and missing ones take defaults: old and new records live together.
+"""
 
 import dataclasses
 import types
@@ -27,7 +29,7 @@ def to_plain(value: object) -> Any:
 
 def from_plain(cls: type[T], plain: Mapping[str, Any]) -> T:
     """The opposite of `to_plain` for a dataclass. Raises TypeError or ValueError for values that do not fit."""
-    hints = _hints(cls)
+    hints = _hints(cast(Any, cls))
     names = {f.name for f in dataclasses.fields(cast(Any, cls))}
     return cls(**{key: _build(hints[key], item) for key, item in plain.items() if key in names})
 

@@ -8,7 +8,10 @@ from springtide.model.enums import DecisionResult
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One scaling decision. A standing one is recorded once: `count` and `last_at` grow. `decision_id` 0: not stored yet."""
+    """One scaling decision. A standing one is recorded once: `count` and `last_at` grow.
+
+    `decision_id` 0: not stored yet.
+    """
 
     pool: str
     at: float
@@ -29,7 +32,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. `action` and `status` use the fourth seed's names where it has one. `event_id` 0: not stored yet."""
+    """One thing that happened. `action` and `status` use the fourth seed's names where it has one.
+
+    `event_id` 0: not stored yet.
+    """
 
     at: float
     action: str
