@@ -9,6 +9,7 @@ SpringtideError
 ├── Unavailable           nobody can serve it now; retry  UNAVAILABLE         503
 ├── Exhausted             a bound is reached; retry       RESOURCE_EXHAUSTED  503 (429 for a client's own quota)
 ├── Unimplemented         names the missing flag          UNIMPLEMENTED       501
+├── Unauthenticated       no token, or a wrong one        UNAUTHENTICATED     401
 └── Internal              a fault of ours                 INTERNAL            500
 
 `reason` is a stable UPPER_SNAKE code: it is what programs match on. The sentence is for people.
@@ -150,6 +151,15 @@ class Unimplemented(SpringtideError):
     http_status = 501
     openai_type = "invalid_request_error"
     default_reason = "UNIMPLEMENTED"
+
+
+class Unauthenticated(SpringtideError):
+    """The caller showed no token or certificate that this listener accepts."""
+
+    grpc_code = "UNAUTHENTICATED"
+    http_status = 401
+    openai_type = "authentication_error"
+    default_reason = "UNAUTHENTICATED"
 
 
 class Internal(SpringtideError):

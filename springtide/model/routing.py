@@ -1,0 +1,62 @@
+"""The routing table: what routers hold, as a whole and as changes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPool:
+    name: str
+    served_model_name: str
+    max_waiting: int = 1024
+    waiting_timeout_s: float = 300.0
+    starting: int = 0  # coming workers: a reason to wait rather than refuse
+    max_workers: int = 0  # 0: nothing will ever come
+    engine: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedWorker:
+    """ACTIVE with admission OPEN. `endpoint` is host:port of its shim."""
+
+    worker_id: str
+    pool: str
+    incarnation: int
+    endpoint: str
+    max_in_flight: int = 0
+    ramp_s: float = 0.0  # slow start, counted from when the router first sees the incarnation
+    traceparent: str = ""
+    weight_version: str = ""
+    node_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTable:
+    """The whole table of one store at one revision."""
+
+    store_id: str = ""
+    revision: int = 0
+    pools: Mapping[str, RoutedPool] = field(default_factory=dict)
+    workers: Mapping[str, RoutedWorker] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingDelta:
+    """What changed from a table to the one at `revision`."""
+
+    store_id: str
+    revision: int
+    pools: tuple[RoutedPool, ...] = ()  # added or changed
+    removed_pools: tuple[str, ...] = ()
+    workers: tuple[RoutedWorker, ...] = ()  # added or changed
+    removed_workers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """In-flight as the worker's shim counts it. None is unknown."""
+
+    worker_id: str
+    incarnation: int
+    in_flight: int | None = None
+    kv_use: float | None = None
