@@ -1,0 +1,352 @@
+"""The running engine: the batch model on the loop's clock, its requests, pause and sleep, and due faults."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from nodeagent.engines.sim.batching import Batch, Sequence
+from nodeagent.engines.sim.faults import Fault, FaultBoard
+from nodeagent.engines.sim.metrics import Gauges, SimMetrics
+from nodeagent.engines.sim.openai import ApiError, Generation, Writer, error_event
+from nodeagent.engines.sim.options import SimOptions
+from nodeagent.engines.sim.protocol import Exchange
+
+ORPHAN_MARK = "springtide-sim-orphan"
+_ORPHAN_LIFE_S = 900
+_ALL_TAGS = frozenset({"weights", "kv_cache"})
+
+
+class Request:
+    """One request in the engine: where its tokens go, and how far they have got."""
+
+    __slots__ = (
+        "break_at",
+        "break_by",
+        "done",
+        "engine",
+        "exchange",
+        "generation",
+        "seen",
+        "sent",
+        "sequence",
+        "writer",
+    )
+
+    def __init__(
+        self, engine: "SimEngine", exchange: Exchange, generation: Generation, done: Callable[[], None] | None
+    ) -> None:
+        self.engine = engine
+        self.exchange = exchange
+        self.generation = generation
+        self.writer = Writer(generation, int(time.time()))
+        self.sequence = Sequence(generation.answer.prompt_tokens, generation.wanted, engine.now(), owner=self)
+        self.seen = 0
+        self.sent = 0
+        self.break_at: int | None = None
+        self.break_by = ""
+        self.done = done
+
+    def deliver(self) -> None:
+        """Send what the batch has produced since the last time."""
+        produced = self.sequence.produced
+        if self.break_at is not None and produced >= self.break_at:
+            self._break(self.break_at)
+        elif self.done is not None:
+            if self.sequence.done:
+                self.done()
+                self.engine.finish(self)
+        elif self.generation.stream:
+            self._stream(produced)
+        elif self.sequence.done:
+            self.exchange.reply(200, self.writer.body(produced, self.generation.finish_reason), headers=self.headers())
+            self.engine.finish(self)
+
+    def abort(self) -> None:
+        """End the answer where it is, with finish reason abort."""
+        if self.generation.stream:
+            self._start()
+            pending = (
+                self.writer.tokens(self.sent, self.sequence.produced) if self.sent < self.sequence.produced else b""
+            )
+            produced = self.sequence.produced
+            self.exchange.end_events(pending + self.writer.aborted(produced) + self.writer.closing(produced))
+        else:
+            self.exchange.reply(200, self.writer.body(self.sequence.produced, "abort"), headers=self.headers())
+
+    def headers(self) -> dict[str, str] | None:
+        """The client's request id, given back."""
+        request_id = self.exchange.headers.get("x-request-id")
+        return None if request_id is None else {"x-request-id": request_id}
+
+    def _start(self) -> None:
+        if not self.exchange.streaming:
+            self.exchange.start_events(b"", self.headers())
+
+    def _stream(self, produced: int) -> None:
+        if self.exchange.congested:
+            self.exchange.on_relief(self.deliver)
+            return
+        data = self.writer.tokens(self.sent, produced)
+        if self.sent == 0:
+            self._start()
+            data = self.writer.opening() + data
+        self.sent = produced
+        if self.sequence.done:
+            self.exchange.end_events(data + self.writer.closing(produced))
+            self.engine.finish(self)
+        else:
+            self.exchange.events(data)
+
+    def _break(self, at: int) -> None:
+        self.engine.forget(self, "error")
+        error = ApiError(500, "InternalServerError", "EngineCore encountered an issue. See stack trace (above).")
+        if self.generation.stream:
+            self._start()
+            if self.sent < at:
+                data = self.writer.opening() if self.sent == 0 else b""
+                self.exchange.events(data + self.writer.tokens(self.sent, at))
+                self.sent = at
+        if self.break_by == "cut_stream":
+            self.exchange.cut()
+        elif self.generation.stream:
+            self.exchange.end_events(error_event(error))
+        else:
+            self.exchange.reply(500, error.body())
+
+
+class SimEngine:
+    """All requests and states of one simulated engine. Every method runs on the loop."""
+
+    def __init__(self, options: SimOptions, loop: asyncio.AbstractEventLoop) -> None:
+        self.options = options
+        self.batch = Batch(options.timing)
+        self.metrics = SimMetrics()
+        self.faults = FaultBoard()
+        self.orphans: list[int] = []
+        self.draining = False
+        self.ignore_sigterm = False
+        self.pause_mode: str | None = None
+        self.sleep_level: int | None = None
+        self.resident: set[str] = set(_ALL_TAGS)
+        self.requests: set[Request] = set()
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_waiters: list[asyncio.Future[None]] = []
+
+    def now(self) -> float:
+        """The engine's clock in seconds."""
+        return self._loop.time()
+
+    def submit(self, exchange: Exchange, generation: Generation, done: Callable[[], None] | None = None) -> None:
+        """Take a request; its answer goes to the exchange, or `done` is called instead when all is computed."""
+        request = Request(self, exchange, generation, done)
+        for kind in ("cut_stream", "stream_error"):
+            fault = self.faults.claim(kind)
+            if fault is not None:
+                request.break_at, request.break_by = fault.whole("after_tokens"), kind
+                break
+        self.requests.add(request)
+        exchange.on_gone = lambda: self.forget(request, "abort")
+        if generation.stream:
+            exchange.start_events(b"", request.headers())
+        self._tick()
+        self.batch.submit(request.sequence, self.now())
+        self._arm()
+
+    def forget(self, request: Request, reason: str) -> None:
+        """Drop a request: nothing more is computed for it."""
+        if request in self.requests:
+            self.requests.discard(request)
+            self.batch.abort(request.sequence)
+            self.metrics.finished[reason] += 1
+            self._check_idle()
+
+    def finish(self, request: Request) -> None:
+        """A request has been answered in full."""
+        if request in self.requests:
+            self.requests.discard(request)
+            self.metrics.finished[request.generation.finish_reason] += 1
+            self.metrics.e2e.observe(self.now() - request.sequence.arrived_at)
+            self._check_idle()
+
+    def abort(self, request_ids: list[str]) -> int:
+        """Abort by id (the client's, or the answer's; none: all); how many there were."""
+        chosen = [
+            request
+            for request in self.requests
+            if not request_ids
+            or request.generation.request_id in request_ids
+            or request.exchange.headers.get("x-request-id") in request_ids
+        ]
+        for request in chosen:
+            self.forget(request, "abort")
+            request.abort()
+        return len(chosen)
+
+    async def pause(self, mode: str) -> None:
+        """Stop scheduling: `abort` what runs, `wait` for it, or `keep` it frozen."""
+        self.pause_mode = mode
+        if mode == "abort":
+            self.abort([])
+        elif mode == "wait":
+            await self.idle()
+        self.batch.hold()
+        self._arm()
+
+    def resume(self) -> None:
+        """Schedule again, unless memory is still released."""
+        self.pause_mode = None
+        if self.sleep_level is None:
+            self.batch.release(self.now())
+            self._arm()
+
+    async def sleep(self, level: int, mode: str) -> None:
+        """Pause, then release memory: level 0 none, 1 keeps weights on the host, 2 drops them."""
+        await self.pause(mode)
+        self.sleep_level = level
+        if level > 0:
+            self.resident.clear()
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Bring memory back (no tags: all of it); scheduling resumes once everything is resident."""
+        self.resident |= _ALL_TAGS if not tags else set(tags) & _ALL_TAGS
+        if self.resident == _ALL_TAGS and (not tags or self.sleep_level != 0 or "scheduling" in tags):
+            self.sleep_level = None
+            self.resume()
+
+    async def idle(self) -> None:
+        """Wait until no request is left."""
+        if self.requests:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+    def gauges(self) -> Gauges:
+        """What /metrics shows of the present state."""
+        state = ("awake", "weights_offloaded", "discard_all")[self.sleep_level or 0]
+        batch, timing = self.batch, self.options.timing
+        return Gauges(
+            model=self.options.served_model_names[0],
+            running=len(batch.running),
+            waiting=len(batch.waiting) if self.sleep_level is None else 0,
+            kv_use=batch.kv_use(),
+            sleep_state=state,
+            preemptions=batch.preemptions,
+            prompt_tokens=batch.prompt_tokens_total,
+            generation_tokens=batch.generation_tokens_total,
+            block_size=timing.block_size,
+            kv_blocks=timing.kv_blocks,
+        )
+
+    def inject(self, fault: Fault) -> None:
+        """Put a fault in force, or carry it out when it is due at once."""
+        fault.armed_at_tokens = self.batch.generation_tokens_total
+        match fault.kind:
+            case "crash" | "hang" if fault.whole("after_tokens") <= 0:
+                # at the earliest after the reply to the request that asked for it
+                self._loop.call_later(max(0.005, fault.number("after_s")), self._carry_out, fault)
+            case "ignore_sigterm":
+                self.ignore_sigterm = True
+            case "orphans":
+                self._spawn_orphans()
+            case "slow":
+                self.batch.slowdown = fault.number("factor")
+            case _:
+                self.faults.add(fault)
+                duration_s = float(fault.values.get("duration_s", 0.0))
+                if duration_s > 0 and fault.kind == "refuse_health":
+                    self._loop.call_later(duration_s, self.faults.remove, fault)
+
+    def lift_faults(self) -> None:
+        """Undo what can be undone."""
+        self.faults.clear()
+        self.ignore_sigterm = False
+        self.batch.slowdown = 1.0
+        if self.pause_mode is None and self.sleep_level is None:
+            self.batch.release(self.now())
+            self._arm()
+
+    def _tick(self) -> None:
+        now = self.now()
+        touched = self.batch.advance(now)
+        if not touched:
+            return
+        step_s = self.batch.timing.decode_base_s * self.batch.timing.scale
+        late = 0
+        for sequence in touched:
+            request = sequence.owner
+            assert isinstance(request, Request)
+            late += sequence.produced - request.seen
+            if request.seen == 0:
+                late -= 1
+                self._observe_first(sequence)
+            request.seen = sequence.produced
+            request.deliver()
+        if late:
+            self.metrics.inter_token.observe(step_s, late)
+        for fault in self.faults.due_by_tokens(self.batch.generation_tokens_total):
+            self._carry_out(fault)
+
+    def _observe_first(self, sequence: Sequence) -> None:
+        if sequence.scheduled_at is not None and sequence.first_token_at is not None:
+            self.metrics.queue.observe(sequence.scheduled_at - sequence.arrived_at)
+            self.metrics.ttft.observe(sequence.first_token_at - sequence.arrived_at)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._tick()
+        self._arm()
+
+    def _arm(self) -> None:
+        due = self.batch.next_at()
+        if self._timer is not None:
+            if self._timer.when() == due:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _check_idle(self) -> None:
+        if not self.requests and self._idle_waiters:
+            waiters, self._idle_waiters = self._idle_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _carry_out(self, fault: Fault) -> None:
+        if fault.kind == "crash":
+            print("sim: injected crash", file=sys.stderr, flush=True)
+            if number := fault.whole("signal"):
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+            os._exit(fault.whole("exit_code"))
+        duration_s = fault.number("duration_s")
+        print("sim: injected hang", file=sys.stderr, flush=True)
+        if fault.values["scope"] == "engine":
+            self.batch.hold()
+            self._arm()
+            if duration_s > 0:
+                self._loop.call_later(duration_s, self.lift_faults)
+            return
+        ends_at = time.monotonic() + duration_s if duration_s > 0 else float("inf")
+        while (left := ends_at - time.monotonic()) > 0:
+            time.sleep(min(left, 60.0))
+
+    def _spawn_orphans(self) -> None:
+        code = (
+            "import signal,time\n"
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+            f"time.sleep({_ORPHAN_LIFE_S})"
+        )
+        for own_session in (False, True):
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code, ORPHAN_MARK],
+                stdin=subprocess.DEVNULL,
+                start_new_session=own_session,
+            )
+            child.returncode = 0  # never waited for: it is to outlive this process
+            self.orphans.append(child.pid)
