@@ -1,0 +1,50 @@
+"""The Prometheus endpoint of a process: `GET /metrics` on its own port, served by a thread."""
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from springtide.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusServer:
+    """A running endpoint. `port` is the one really bound."""
+
+    host: str
+    port: int
+    _server: Any
+    _thread: Any
+
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)
+
+
+def prometheus_server(host: str, port: int, registry: "CollectorRegistry | None" = None) -> PrometheusServer | None:
+    """Starts it; port 0 takes a free one, below 0 means off (None). Raises InvalidArgument when the port is taken."""
+    if port < 0:
+        return None
+    from prometheus_client import REGISTRY, start_http_server
+
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry or REGISTRY)
+    except OSError as error:
+        raise InvalidArgument(
+            field="metrics_port",
+            value=f"{host}:{port}",
+            problem=error.strerror or str(error),
+            remedy="Choose another --metrics-port; 0 takes a free one, -1 turns metrics off.",
+            reason="PORT_IN_USE",
+        ) from None
+    return PrometheusServer(host=host, port=server.server_port, _server=server, _thread=thread)
