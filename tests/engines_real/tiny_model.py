@@ -1,10 +1,10 @@
-"""Write a tiny Llama with random weights, its tokenizer and a chat template: a model that a real engine loads in no time.
+"""Write a tiny Llama with random weights, its tokenizer and a chat template: what a real engine loads at once.
 
     .venv-vllm/bin/python tests/engines_real/tiny_model.py OUT_DIR
 
-Runs in the engine's environment (torch, transformers, tokenizers). The same arguments give the same files. Four heads, so
-that tensor-parallel sizes 1, 2 and 4 divide them. Written to a folder beside OUT_DIR first, so that a half-made model is
-never found.
+Runs in the engine's environment (torch, transformers, tokenizers). The same arguments give the same files. Four heads,
+so that tensor-parallel sizes 1, 2 and 4 divide them. Written to a folder beside OUT_DIR first, so that a half-made
+model is never found.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write a tiny random Llama model for engine tests.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=128, help="128 gives heads of 32, the least that CPU attention takes")
+    parser.add_argument("--hidden", type=int, default=128, help="four heads of 32: the least for CPU attention")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
