@@ -60,3 +60,36 @@ class WorkerLoad:
     incarnation: int
     in_flight: int | None = None
     kv_use: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """What one router holds back for one pool, and how its requests fared since the router started."""
+
+    pool: str
+    waiting: int
+    rejected: int = 0  # refused for lack of a worker within one Retry-After
+    oldest_wait_s: float = 0.0
+    requests_total: int = 0
+    failed_total: int = 0
+    ttft_p50_s: float | None = None
+    ttft_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUse:
+    """One router's share of a worker."""
+
+    worker_id: str
+    incarnation: int
+    in_flight: int = 0
+    failures_total: int = 0
+    requests_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReport:
+    """A pool that is left out is unknown."""
+
+    pools: tuple[PoolReport, ...] = ()
+    workers: tuple[WorkerUse, ...] = ()
