@@ -1,0 +1,260 @@
+"""What passes between the relay and its director: requests, routes, replies, outcomes.
+
+The relay moves bytes and knows HTTP; the director (a shim or a router) knows workers. They meet only in this module,
+so that either side can be replaced. The relay asks `Director.direct` once per request (and once more per `Retry`),
+and tells `Director.finished` exactly once for each `Route` that it was given.
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import orjson
+
+Headers = list[tuple[bytes, bytes]]
+"""Header lines in order; names in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A TCP endpoint. `host` is a name or a literal address (IPv6 without brackets)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A unix stream socket by its path."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+Address = TcpAddress | UnixAddress
+
+
+def parse_address(text: str) -> Address:
+    """Reads `host:port`, `[v6]:port` or `unix:/path`. Raises ValueError that names the text and the remedy."""
+    if text.startswith("unix:"):
+        path = text[5:]
+        if path:
+            return UnixAddress(path)
+    else:
+        host, colon, port = text.rpartition(":")
+        if colon and host and port.isdigit() and 0 < int(port) < 65536:
+            return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
+    raise ValueError(f"address {text!r} is neither HOST:PORT nor unix:PATH; write for example 127.0.0.1:8000")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one relay. Sizes in bytes, times in seconds. Exceeding one answers 4xx and closes the connection."""
+
+    max_head_bytes: int = 64 * 1024
+    max_headers: int = 100
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_connections: int = 20_000
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 120.0
+    idle_timeout_s: float = 75.0
+    linger_s: float = 2.0
+    """How long a refused client may still send (its bytes are dropped) so that it can read the refusal."""
+    stall_timeout_s: float = 300.0
+    """A client that takes no bytes for this long while some are waiting for it is treated as gone."""
+    max_buffered_body_bytes: int = 256 * 1024
+    """An answer that is no event stream is held back whole up to this size, so that it can be retried."""
+    max_event_bytes: int = 4 * 1024 * 1024
+    write_high_water_bytes: int = 64 * 1024
+    max_idle_per_address: int = 256
+    pool_idle_timeout_s: float = 60.0
+
+
+class InvalidJson(ValueError):
+    """The request's body is no JSON object."""
+
+
+_UNPARSED = object()
+
+
+class Request:
+    """One request with its whole body. `started_at` is the event loop's clock; `state` belongs to the director."""
+
+    __slots__ = (
+        "_json",
+        "body",
+        "client",
+        "headers",
+        "http_1_0",
+        "keep_alive",
+        "method",
+        "path",
+        "query",
+        "started_at",
+        "state",
+        "target",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes = b"",
+        client: str = "",
+        started_at: float = 0.0,
+        keep_alive: bool = True,
+        http_1_0: bool = False,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path, _, self.query = target.partition("?")
+        self.headers = headers
+        self.body = body
+        self.client = client
+        self.started_at = started_at
+        self.keep_alive = keep_alive
+        self.http_1_0 = http_1_0
+        self.state: Any = None
+        self._json: Any = _UNPARSED
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header; `name` in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object, parsed at most once. Raises InvalidJson."""
+        if self._json is _UNPARSED:
+            try:
+                parsed = orjson.loads(self.body)
+                self._json = parsed if isinstance(parsed, dict) else InvalidJson("the body must be a JSON object")
+            except orjson.JSONDecodeError as error:
+                self._json = InvalidJson(f"the body is not valid JSON: {error}")
+        if isinstance(self._json, InvalidJson):
+            raise self._json
+        return self._json  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Send the request to `address`. `key` is the director's handle (for example the worker) and is what `abort` takes.
+
+    `headers` go to the upstream and replace the client's of the same names; `reply_headers` go to the client.
+    `first_byte_timeout_s` runs from the request's write to the first event or byte of body,
+    `idle_timeout_s` bounds the gap between reads after it, `total_timeout_s` the whole attempt. None: no bound.
+    """
+
+    address: Address
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    reply_headers: tuple[tuple[bytes, bytes], ...] = ()
+    connect_timeout_s: float | None = 10.0
+    first_byte_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
+    total_timeout_s: float | None = None
+    key: object = None
+    target: str | None = None
+    body: bytes | None = None
+    """Replace the request's target or body for this attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A local answer. Content-Length and Connection are added by the relay. `close` ends the connection after it."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+    close: bool = False
+
+
+class OutcomeKind(Enum):
+    """How one attempt ended."""
+
+    OK = "ok"
+    """The upstream's whole answer went to the client; also an engine's own 4xx, which is the client's fault."""
+    CLIENT_GONE = "client_gone"
+    CONNECT_FAILED = "connect_failed"
+    REFUSED = "refused"
+    """The shim refused (`x-springtide-refusal`); the engine never saw the request."""
+    ERROR_STATUS = "error_status"
+    """A 5xx answer."""
+    UPSTREAM_EOF = "upstream_eof"
+    """The answer ended early: closed connection, short body, or an event stream without `[DONE]`."""
+    UPSTREAM_ERROR_EVENT = "upstream_error_event"
+    TIMEOUT = "timeout"
+    BAD_RESPONSE = "bad_response"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The end of one attempt. Times are the event loop's clock; None means that it never happened.
+
+    `response_started` is true once any byte of the answer went to the client: nothing can be retried then.
+    `detail` is for logs; `timeout` names the bound that ran out (connect, first_byte, idle, total, stall).
+    """
+
+    kind: OutcomeKind
+    route: Route
+    status: int = 0
+    bytes: int = 0
+    events: int = 0
+    started_at: float = 0.0
+    first_byte_at: float | None = None
+    finished_at: float = 0.0
+    response_started: bool = False
+    refusal: str = ""
+    timeout: str = ""
+    detail: str = ""
+    headers: Headers = field(default_factory=list)
+    """Head of the upstream's answer, where there was one."""
+
+
+Answer = Route | Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again: the next route, a reply in place of the default error, or an awaitable of either."""
+
+    answer: Answer | Awaitable[Answer]
+
+
+class Director(Protocol):
+    """Chooses where each request goes. Called on the event loop; must not block."""
+
+    def direct(self, request: Request) -> Answer | Awaitable[Answer]:
+        """Where to send the request. A returned awaitable is cancelled when the client leaves."""
+        ...
+
+    def finished(self, request: Request, outcome: Outcome) -> Retry | None:
+        """Called exactly once for each Route that was given. A Retry counts only while nothing was sent."""
+        ...
+
+
+def error_body(message: str, kind: str, code: str | int | None = None, param: str | None = None) -> bytes:
+    """An error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_reply(
+    status: int,
+    message: str,
+    kind: str,
+    code: str | int | None = None,
+    param: str | None = None,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    close: bool = False,
+) -> Reply:
+    """A Reply with an error in OpenAI's shape."""
+    body = error_body(message, kind, code, param)
+    return Reply(status, ((b"content-type", b"application/json"), *headers), body, close)

@@ -1,0 +1,169 @@
+"""Connections to upstreams (a shim, an engine) and the pool that keeps them.
+
+A connection carries one exchange at a time. Its bytes go straight to the `Sink` that holds it: one callback per read.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from typing import Protocol, cast
+
+from springtide.dataplane.messages import Address, Limits, TcpAddress
+
+
+class Sink(Protocol):
+    """Who uses a connection."""
+
+    def upstream_data(self, data: bytes) -> None:
+        """One read."""
+        ...
+
+    def upstream_lost(self, error: Exception | None) -> None:
+        """The upstream closed or reset the connection. Not called after the sink let go of it."""
+        ...
+
+
+def set_nodelay(transport: asyncio.BaseTransport) -> None:
+    """Tokens are small writes: without this, Nagle and a delayed ACK cost 40 ms each. No-op on unix sockets."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Upstream(asyncio.Protocol):
+    """One connection. `served` counts exchanges begun on it; `idle_since` is the loop's clock."""
+
+    __slots__ = ("address", "idle_since", "pool", "served", "sink", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: "UpstreamPool", address: Address) -> None:
+        self.pool = pool
+        self.address = address
+        self.sink: Sink | None = None
+        self.served = 0
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        set_nodelay(transport)
+
+    def data_received(self, data: bytes) -> None:
+        sink = self.sink
+        if sink is not None:
+            sink.upstream_data(data)
+        else:
+            # Nobody asked: whatever this is, the connection is out of step.
+            self.pool.forget(self)
+            self.transport.abort()
+
+    def eof_received(self) -> bool:
+        # Not left to the transport, which would first try to write out what is still buffered.
+        self.connection_lost(None)
+        self.transport.abort()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink.upstream_lost(exc)
+        else:
+            self.pool.forget(self)
+
+    def drop(self) -> None:
+        """Cuts the connection at once. For an engine this is what aborts its request."""
+        self.sink = None
+        self.transport.abort()
+
+    def release(self) -> None:
+        """Gives the connection back for the next exchange."""
+        self.sink = None
+        self.pool.put(self)
+
+
+class UpstreamPool:
+    """Kept-alive connections by address, last in, first out. Bounded per address and by idle time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._idle: dict[Address, deque[Upstream]] = {}
+        self._closed = False
+
+    def take(self, address: Address) -> Upstream | None:
+        """An idle connection, or None."""
+        idle = self._idle.get(address)
+        while idle:
+            conn = idle.pop()
+            if not idle:
+                del self._idle[address]
+            if not conn.transport.is_closing():
+                return conn
+        return None
+
+    async def connect(self, address: Address) -> Upstream:
+        """A fresh connection. Raises OSError. Cancellation leaves no socket behind."""
+        loop = asyncio.get_running_loop()
+        conn = Upstream(self, address)
+        try:
+            if isinstance(address, TcpAddress):
+                await loop.create_connection(lambda: conn, address.host, address.port)
+            else:
+                await loop.create_unix_connection(lambda: conn, address.path)
+        except asyncio.CancelledError:
+            if hasattr(conn, "transport"):
+                conn.transport.abort()
+            raise
+        return conn
+
+    def put(self, conn: Upstream) -> None:
+        """Keeps a connection whose answer ended clean; closes it where the pool is full."""
+        if self._closed or conn.transport.is_closing():
+            conn.transport.abort()
+            return
+        idle = self._idle.setdefault(conn.address, deque())
+        conn.idle_since = asyncio.get_running_loop().time()
+        conn.transport.resume_reading()  # else its end would go unseen
+        idle.append(conn)
+        if len(idle) > self._limits.max_idle_per_address:
+            idle.popleft().transport.abort()
+
+    def forget(self, conn: Upstream) -> None:
+        """Takes a dead connection out."""
+        idle = self._idle.get(conn.address)
+        if idle is not None:
+            try:
+                idle.remove(conn)
+            except ValueError:
+                return
+            if not idle:
+                del self._idle[conn.address]
+
+    def close_address(self, address: Address) -> None:
+        """Closes the idle connections to an address that is out of use; running exchanges are left alone."""
+        for conn in self._idle.pop(address, ()):
+            conn.transport.abort()
+
+    def sweep(self, now: float) -> None:
+        """Closes connections that were idle too long. `now` is the loop's clock."""
+        oldest = now - self._limits.pool_idle_timeout_s
+        for address in list(self._idle):
+            idle = self._idle[address]
+            while idle and idle[0].idle_since < oldest:
+                idle.popleft().transport.abort()
+            if not idle:
+                del self._idle[address]
+
+    @property
+    def empty(self) -> bool:
+        """True while no connection is kept."""
+        return not self._idle
+
+    def idle_count(self, address: Address) -> int:
+        """Idle connections to `address`."""
+        return len(self._idle.get(address, ()))
+
+    def close(self) -> None:
+        """Closes all idle connections; those still in use close when they are given back."""
+        self._closed = True
+        for address in list(self._idle):
+            self.close_address(address)
