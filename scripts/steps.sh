@@ -24,7 +24,7 @@ give_up() { # PROBLEM REMEDY
 }
 
 step() {
-  local text=$1 began=$SECONDS status=0 line
+  local text=$1 began=$SECONDS status=0 line columns
   shift
   if [ -t 1 ]; then printf '  … %s' "$text"; else echo "  … $text"; fi
   set -m # a process group of its own, so that an interrupted step leaves nothing running
@@ -32,9 +32,11 @@ step() {
   step_child=$!
   set +m
   if [ -t 1 ]; then
+    columns=$(stty size </dev/tty 2>/dev/null | cut -d' ' -f2) || true
     while kill -0 "$step_child" 2>/dev/null; do
-      line=$(tail -n 1 "$step_log" | tr -d '\r' | cut -c 1-40)
-      printf '\r\033[K  … %s  %d s  %s' "$text" $((SECONDS - began)) "$line"
+      line=$(grep -v '^WARNING' "$step_log" | tail -n 1 | tr -d '\r' || true)
+      line=$(printf '  … %s  %d s  %.40s' "$text" $((SECONDS - began)) "$line")
+      printf '\r\033[K%s' "${line:0:${columns:-80}}"
       sleep 0.5
     done
   fi
