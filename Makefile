@@ -41,7 +41,7 @@ check: ## lint, format, types, import rules, protos
 	@scripts/setup_buf.sh
 	@echo "== ruff";          $(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo "== mypy";          $(BIN)/mypy $(PACKAGES) tests
-	@echo "== import rules";  $(BIN)/lint-imports
+	@echo "== import rules";  $(BIN)/lint-imports --no-logo
 	@echo "== protos";        $(BUF) lint && $(BUF) format --diff --exit-code
 	@$(BUF) breaking --against protos/baseline.binpb
 	@scripts/generate_protos.sh --check
