@@ -1,7 +1,7 @@
 """Protobuf messages from plain TOML or JSON values, checked against the message's own description.
 
-Stricter than protobuf's JSON: an unknown key or a value of the wrong type is an InvalidArgument with the dotted key, the
-value and what to do, as in the configuration of a process.
+Stricter than protobuf's JSON: an unknown key or a value of the wrong type is an InvalidArgument with the dotted key,
+the value and what to do, as in the configuration of a process.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def from_plain(cls: type[M], plain: Mapping[str, Any], prefix: str = "") -> M:
     return message
 
 
-def _fill(message: Message, field: FieldDescriptor, value: Any, dotted: str) -> None:
+def _fill(message: Message, field: Any, value: Any, dotted: str) -> None:
     target: Any = getattr(message, field.name) if field.message_type or field.is_repeated else None
     if isinstance(target, Struct):
         _expect(isinstance(value, Mapping), dotted, value, "a table")
@@ -68,7 +68,7 @@ def _fill(message: Message, field: FieldDescriptor, value: Any, dotted: str) -> 
         setattr(message, field.name, _scalar(field, value, dotted))
 
 
-def _scalar(field: FieldDescriptor, value: Any, dotted: str) -> Any:
+def _scalar(field: Any, value: Any, dotted: str) -> Any:
     if field.enum_type is not None:
         prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
         names = {v.name.removeprefix(prefix): v.number for v in field.enum_type.values[1:]}
@@ -89,9 +89,8 @@ def _scalar(field: FieldDescriptor, value: Any, dotted: str) -> Any:
 
 
 def _setting(value: Any, dotted: str) -> Any:
-    _expect(
-        value is None or isinstance(value, str | int | float | bool), dotted, value, "a string, number, true or false"
-    )
+    simple = value is None or isinstance(value, str | int | float | bool)
+    _expect(simple, dotted, value, "a string, a number, true or false")
     return value
 
 
