@@ -1,4 +1,4 @@
-"""llama.cpp's own server as an ordinary process: `python -m nodeagent.engines.llamacpp_server --model M --uds PATH ...`.
+"""llama.cpp's own server as an ordinary process: `python -m nodeagent.engines.llamacpp_server --model M --uds PATH`.
 
 The server comes from the package `xllamacpp`. It does not drain: on SIGTERM running answers are cut, so the shim drains
 first. The socket (or `--port-file`) appears only once the model is loaded; before that, connections are refused.
@@ -34,7 +34,7 @@ class ModelNotFound(ValueError):
 
 
 def resolve_model(model: str) -> Path:
-    """The gguf file of a file, a folder that holds exactly one, or `package:NAME` (an installed package that ships one).
+    """The gguf file of a file, a folder that holds exactly one, or `package:NAME` (an installed package with one).
 
     A package is found without being imported, so that what it depends on need not be installed.
     """
