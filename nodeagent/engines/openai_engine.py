@@ -165,8 +165,11 @@ def said(response: Response) -> str:
 
 
 def visible_devices(launch: EngineLaunch) -> dict[str, str]:
-    """The variable that gives the engine its slice and nothing else; simulated slots mean no GPU at all."""
-    return {"CUDA_VISIBLE_DEVICES": "" if launch.simulated_gpus else ",".join(launch.gpu_ids)}
+    """The variables that give the engine its slice and nothing else; simulated slots mean no GPU at all."""
+    if launch.simulated_gpus:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    # Indexes are NVML's; by itself CUDA would count the fastest GPU first.
+    return {"CUDA_VISIBLE_DEVICES": ",".join(launch.gpu_ids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def _problem(field: str, value: object, problem: str, remedy: str) -> InvalidArgument:
