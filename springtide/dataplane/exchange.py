@@ -299,8 +299,7 @@ class Exchange:
             size += len(held)
             out = head + self._encode(held) + out
             self.started = True
-            self.phase = STREAMING
-            self.first_byte_at = self.last_at = self.server.loop.time()
+            self._begin()
         self.sent += size
         self.client.write(out)
 
@@ -322,12 +321,17 @@ class Exchange:
             error=error_body(message, str(error.get("type") or "engine_error"), code if code is not None else 500),
         )
 
+    def _begin(self) -> None:
+        self.phase = STREAMING
+        self.first_byte_at = self.last_at = self.server.loop.time()
+        if self.route is not None and self.route.on_first_byte is not None:
+            self.route.on_first_byte(self.first_byte_at)
+
     # ------------------------------------------------------------ plain bodies
 
     def _collect(self, body: Body, payload: bytes) -> None:
         if payload and self.first_byte_at is None:
-            self.first_byte_at = self.last_at = self.server.loop.time()
-            self.phase = STREAMING
+            self._begin()
         if self.started:
             self.sent += len(payload)
             self.client.write(self._encode(payload) + (self._last() if body.done else b""))

@@ -5,7 +5,7 @@ so that either side can be replaced. The relay asks `Director.direct` once per r
 and tells `Director.finished` exactly once for each `Route` that it was given.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -164,6 +164,8 @@ class Route:
     target: str | None = None
     body: bytes | None = None
     """Replace the request's target or body for this attempt."""
+    on_first_byte: Callable[[float], None] | None = None
+    """Called once with the loop's clock when the first event or byte of body goes out; for traces."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,16 @@ import socket
 import pytest
 
 from springtide.dataplane import Limits, OutcomeKind, Route, TcpAddress, UpstreamPool
-from springtide.dataplane.client import UpstreamFailure, call, get, post
+from springtide.dataplane.client import Call, UpstreamFailure, call, get, post
 from tests.dataplane.fakes import DONE, LAST, SSE_HEAD, Peer, chunk, event, says, stream_of, until, upstream
 
 ERROR = b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n'
+
+
+async def consume(request: Call, got: list[bytes]) -> None:
+    async with request as answer:
+        async for data in answer.events():
+            got.append(data)  # noqa: PERF401 - what came before a failure counts
 
 
 async def test_events_and_reuse() -> None:
@@ -27,9 +33,9 @@ async def test_events_and_reuse() -> None:
 
 async def test_events_in_small_pieces() -> None:
     data = stream_of(4)
-    async with upstream(says(*(data[i : i + 3] for i in range(0, len(data), 3)))) as up:
-        async with post(up.address, "/", b"") as answer:
-            assert len([e async for e in answer.events()]) == 4
+    pieces = (data[i : i + 3] for i in range(0, len(data), 3))
+    async with upstream(says(*pieces)) as up, post(up.address, "/", b"") as answer:
+        assert len([e async for e in answer.events()]) == 4
 
 
 async def test_whole_bodies() -> None:
@@ -54,11 +60,9 @@ async def test_whole_bodies() -> None:
 )
 async def test_failures_after_an_event(pieces: tuple[bytes, ...], kind: OutcomeKind) -> None:
     async with upstream(says(*pieces, close=True)) as up:
-        got = []
+        got: list[bytes] = []
         with pytest.raises(UpstreamFailure) as failure:
-            async with post(up.address, "/", b"") as answer:
-                async for data in answer.events():
-                    got.append(data)
+            await consume(call("POST", Route(up.address), "/", b""), got)
         assert failure.value.kind is kind
         if kind is not OutcomeKind.BAD_RESPONSE:
             assert got == [b'{"i": 0}']
@@ -98,9 +102,7 @@ async def test_time_outs_cut_the_upstream(name: str, bounds: dict[str, float], s
 
     async with upstream(script) as up:
         with pytest.raises(UpstreamFailure) as failure:
-            async with call("POST", Route(up.address, **bounds), "/", b"") as answer:  # type: ignore[arg-type]
-                async for _ in answer.events():
-                    pass
+            await consume(call("POST", Route(up.address, **bounds), "/", b""), [])  # type: ignore[arg-type]
         assert (failure.value.kind, failure.value.timeout) == (OutcomeKind.TIMEOUT, name)
         await asyncio.wait_for(cut.wait(), 5)
 
@@ -120,13 +122,7 @@ async def test_leaving_early_and_cancellation_cut_the_upstream() -> None:
             async for _ in answer.events():
                 break
         await until(lambda: cuts == 1)
-
-        async def consume() -> None:
-            async with post(up.address, "/", b"") as answer:
-                async for _ in answer.events():
-                    pass
-
-        task = asyncio.create_task(consume())
+        task = asyncio.create_task(consume(post(up.address, "/", b""), []))
         await until(lambda: len(up.requests) == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

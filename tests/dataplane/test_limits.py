@@ -176,7 +176,8 @@ async def test_listening_on_a_unix_socket(tmp_path: Path) -> None:
 
 PIECES = st.sampled_from(
     [b"GET", b"POST", b" /x", b" HTTP/1.1", b"\r\n", b"\n", b"host: t", b"content-length: 3", b"content-length: 9",
-     b"transfer-encoding: chunked", b"0\r\n\r\n", b"3\r\nabc\r\n", b"abc", b": ", b"\x00", b"\xff", b"expect: 100-continue",
+     b"transfer-encoding: chunked", b"0\r\n\r\n", b"3\r\nabc\r\n", b"abc", b": ", b"\x00", b"\xff",
+     b"expect: 100-continue",
      b"connection: upgrade", b"upgrade: x", b"HTTP/1.0"]
 )  # fmt: skip
 
