@@ -70,7 +70,8 @@ async def delete(invocation: Invocation, pool: str, drain: bool, wait: bool, bou
         )
         assert gone is None
     invocation.show(
-        {"pool": pool, "result": "is deleted" if wait else "is being deleted"}, f"pool {pool} is deleted" if wait else f"pool {pool} is being deleted"
+        {"pool": pool, "result": "is deleted" if wait else "is being deleted"},
+        f"pool {pool} is deleted" if wait else f"pool {pool} is being deleted",
     )
 
 
@@ -115,7 +116,8 @@ def _read(file: str) -> bytes:
 
 def _parse(file: str, content: bytes) -> dict[str, Any]:
     try:
-        as_json = file.endswith(".json") or (file == "-" and content.lstrip()[:1] in (b"{", b"["))
+        # On stdin "[[" begins a TOML table and "[{" a JSON list.
+        as_json = file.endswith(".json") or (file == "-" and content.lstrip().startswith((b"{", b"[{", b"[ ", b"[\n")))
         parsed = json.loads(content) if as_json else tomllib.loads(content.decode())
     except ValueError as error:  # JSONDecodeError, TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise InvalidArgument(field="FILE", value=file, problem=str(error), remedy="Correct the file.") from None

@@ -86,7 +86,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self):
         self.spans = []
 
-    async def Export(self, request, context):  # noqa: N802 - the wire's name
+    async def Export(self, request, context):
         for resource in request.resource_spans:
             service = {a.key: a.value.string_value for a in resource.resource.attributes}
             self.spans += [(service, span) for scope in resource.scope_spans for span in scope.spans]
