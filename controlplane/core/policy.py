@@ -18,11 +18,17 @@ class PolicyInputs:
     starting: int
     draining: int
     desired: int
-    in_flight: int | None  # of ACTIVE and DRAINING workers' shims; None: unknown
-    waiting: int | None  # in routers; None: unknown
+    in_flight: int | None  # of ACTIVE workers' shims; what drains finishes where it is. None: unknown
+    waiting: int | None  # in routers, and refused within one Retry-After; None: unknown
     samples: tuple[LoadSample, ...]  # oldest first
     last_scale_up_at: float | None
     last_scale_down_at: float | None
+    at_least: int = 0  # the known part of in_flight + waiting: a lower bound when the whole is unknown
+
+    @property
+    def load(self) -> int | None:
+        """In-flight plus waiting, requests; None when either is unknown."""
+        return None if self.in_flight is None or self.waiting is None else self.in_flight + self.waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,8 @@ class PolicyAnswer:
 
 
 class Policy(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def decide(self, inputs: PolicyInputs) -> PolicyAnswer: ...
 

@@ -2,9 +2,9 @@
 
     plan(snapshot, now) -> Plan
 
-A snapshot is the store's records at one revision plus the live view: signals and reports that never enter the store. The
-live view belongs to the leader's memory and starts unknown. A plan is committed as a whole: it is refused when one of the
-records that it read has moved.
+A snapshot is the store's records at one revision plus the live view: signals and reports that never enter the store.
+The live view belongs to the leader's memory and starts unknown. A plan is committed as a whole: it is refused when
+one of the records that it read has moved.
 """
 
 from collections.abc import Mapping
@@ -52,13 +52,14 @@ class RouterLive:
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """One look at a pool's load. None is unknown."""
+    """One look at a pool's load: in-flight of its ACTIVE workers, and what routers hold back. None is unknown."""
 
     at: float
     in_flight: int | None
     waiting: int | None
     active: int
     starting: int
+    at_least: int = 0  # the part of the load that is known: a lower bound when the whole is not
 
     @property
     def load(self) -> int | None:
@@ -124,6 +125,7 @@ class Plan:
 
     `writes` compare against the revisions of the records they replace. `decisions` with the id of a standing decision
     update its count. `samples` are for the live view, not for the store. `notes` say, for logs, why nothing was done.
+    A `wake_at` that is not later than now means: plan again right after the commit.
     """
 
     writes: tuple[Put | Delete, ...] = ()

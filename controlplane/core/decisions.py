@@ -1,0 +1,185 @@
+"""Asking a pool's policy, and writing down what was decided and why, holds included."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from controlplane.core.draft import Draft
+from controlplane.core.policies import make_policy
+from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
+from controlplane.core.signals import sample
+from controlplane.core.snapshot import LoadSample
+from controlplane.core.tracing import trace_id_of
+from springtide.errors import SpringtideError
+from springtide.model.enums import DecisionResult, State
+from springtide.model.pool import Pool
+from springtide.model.record import Decision
+
+_EPSILON_S = 1e-6  # wake-ups computed from floats may come a hair early
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A policy's answer with what it saw."""
+
+    policy: str
+    answer: PolicyAnswer
+    inputs: dict[str, float | int | str | bool | None]
+
+
+def take_samples(draft: Draft) -> None:
+    """One look at every pool's load per sample interval; at once when something waits and no worker is there."""
+    for pool in draft.pools.values():
+        samples = draft.snapshot.live.samples.get(pool.name, ())
+        due = samples[-1].at + draft.timing.sample_interval_s if samples else draft.now
+        if draft.now + _EPSILON_S >= due:
+            draft.samples[pool.name] = sample(
+                draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now
+            )
+            due = draft.now + draft.timing.sample_interval_s
+        draft.wake(due)
+
+
+def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
+    """The policy's answer when it is due, else None. A policy that cannot be made, or raises, holds."""
+    try:
+        policy = make_policy(pool.spec.policy, pool.spec.min_workers, pool.spec.max_workers)
+    except SpringtideError as error:
+        return _broken(draft, pool, "POLICY_INVALID", str(error))
+    seen = sample(draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now)
+    last = draft.snapshot.live.evaluated_at.get(pool.name)
+    due = draft.now if last is None else last + policy.monitoring_interval_s
+    from_zero = seen.active + seen.starting == 0 and seen.at_least > 0
+    if draft.now + _EPSILON_S < due and not from_zero:
+        draft.wake(due)
+        return None
+    draft.evaluated.append(pool.name)
+    draft.wake(draft.now + policy.monitoring_interval_s)
+    inputs = _inputs(draft, pool, seen)
+    try:
+        answer = policy.decide(inputs)
+    except Exception as error:  # noqa: BLE001  a plug-in's fault holds its pool and nobody else's
+        return _broken(draft, pool, "POLICY_FAILED", f"{type(error).__name__}: {error}")
+    wanted = answer.wanted
+    if wanted != seen.active + seen.starting:  # a hold stays a hold; the bounds are not the policy's doing
+        wanted = min(max(wanted, pool.spec.min_workers), pool.spec.max_workers)
+    if answer.look_again_at is not None and answer.look_again_at > draft.now:
+        draft.wake(answer.look_again_at)
+    return Asked(policy.name, dataclasses.replace(answer, wanted=wanted), _describe(policy, inputs))
+
+
+def _broken(draft: Draft, pool: Pool, reason: str, message: str) -> Asked | None:
+    last = draft.snapshot.live.evaluated_at.get(pool.name)
+    if last is not None and draft.now < last + draft.timing.monitoring_interval_s:
+        return None
+    if pool.name not in draft.evaluated:
+        draft.evaluated.append(pool.name)
+    present = draft.count(pool.name, State.STARTING, State.ACTIVE)
+    return Asked(pool.spec.policy.name, PolicyAnswer(present, reason, f"the policy holds: {message}"), {})
+
+
+def _inputs(draft: Draft, pool: Pool, seen: LoadSample) -> PolicyInputs:
+    history = draft.snapshot.live.samples.get(pool.name, ())
+    if not history or history[-1].at < draft.now:
+        history = (*history, seen)
+    return PolicyInputs(
+        now=draft.now,
+        min_workers=pool.spec.min_workers,
+        max_workers=pool.spec.max_workers,
+        active=seen.active,
+        starting=seen.starting,
+        draining=draft.count(pool.name, State.DRAINING),
+        desired=pool.intent.desired_workers,
+        in_flight=seen.in_flight,
+        waiting=seen.waiting,
+        samples=history,
+        last_scale_up_at=pool.intent.last_scale_up_at,
+        last_scale_down_at=pool.intent.last_scale_down_at,
+        at_least=seen.at_least,
+    )
+
+
+def _describe(policy: Policy, inputs: PolicyInputs) -> dict[str, float | int | str | bool | None]:
+    """What a decision record keeps: loads, counts, bounds, ages, and the policy's settings. None is unknown."""
+    load = inputs.load
+
+    def age(at: float | None) -> float | None:
+        return None if at is None else round(inputs.now - at, 3)
+
+    def ratio(workers: int) -> float | None:
+        return None if load is None or workers == 0 else round(load / (workers * policy.capacity), 4)
+
+    described: dict[str, float | int | str | bool | None] = {
+        "active": inputs.active,
+        "starting": inputs.starting,
+        "draining": inputs.draining,
+        "desired": inputs.desired,
+        "min_workers": inputs.min_workers,
+        "max_workers": inputs.max_workers,
+        "in_flight": inputs.in_flight,
+        "waiting": inputs.waiting,
+        "load": load,
+        "load_at_least": inputs.at_least,
+        "load_ratio": ratio(inputs.active),
+        "load_ratio_with_starting": ratio(inputs.active + inputs.starting),
+        "samples": len(inputs.samples),
+        "oldest_sample_age_s": age(inputs.samples[0].at) if inputs.samples else None,
+        "since_scale_up_s": age(inputs.last_scale_up_at),
+        "since_scale_down_s": age(inputs.last_scale_down_at),
+    }
+    for key, value in policy.settings.items():
+        if isinstance(value, bool | int | float | str) or value is None:
+            described.setdefault(key, value)
+    return described
+
+
+def record(
+    draft: Draft,
+    pool: Pool,
+    *,
+    policy: str,
+    result: DecisionResult,
+    reason: str,
+    message: str,
+    from_workers: int,
+    to_workers: int,
+    inputs: dict[str, float | int | str | bool | None] | None = None,
+    workers: tuple[str, ...] = (),
+) -> Decision:
+    """Writes a decision down. One that stands (same result, reason and counts, nobody moved) only grows its count."""
+    first = draft.workers.get(workers[0]) if workers else None
+    decision = Decision(
+        pool=pool.name,
+        at=draft.now,
+        policy=policy,
+        result=result,
+        from_workers=from_workers,
+        to_workers=to_workers,
+        reason=reason,
+        message=message,
+        inputs=inputs or {},
+        workers=workers,
+        trace_id=trace_id_of(first.intent.traceparent) if first is not None else "",
+        last_at=draft.now,
+    )
+    standing = draft.snapshot.live.last_decision.get(pool.name)
+    if standing is not None and standing.decision_id and not workers and _same(standing, decision):
+        decision = dataclasses.replace(
+            decision,
+            at=standing.at,
+            decision_id=standing.decision_id,
+            count=standing.count + 1,
+            revision=standing.revision,
+        )
+    draft.decisions.append(decision)
+    return decision
+
+
+def _same(standing: Decision, decision: Decision) -> bool:
+    return (
+        standing.policy == decision.policy
+        and standing.result is decision.result
+        and standing.reason == decision.reason
+        and standing.from_workers == decision.from_workers
+        and standing.to_workers == decision.to_workers
+        and not standing.workers
+    )

@@ -1,0 +1,172 @@
+"""The working copy of one plan: the records as the plan leaves them, and what it says about them."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from controlplane.core.snapshot import Delete, LoadSample, NodeLive, Plan, Put, Snapshot
+from controlplane.core.tracing import trace_id_of
+from controlplane.core.worker import Cause, id_order, step
+from springtide.model.enums import State
+from springtide.model.node import Node
+from springtide.model.pool import Pool
+from springtide.model.record import Decision, Event
+from springtide.model.worker import Worker, WorkerReport
+
+MAX_OPERATIONS = 100  # of one commit: etcd's default limit is 128, comparisons and the leader's key need their share
+_HEADROOM = 12  # no unit of work (one worker, or one start of a pool with its pool, events and decision) takes more
+
+
+class Draft:
+    """Mutable, lives for one call of `plan`. Every change goes through it, so that the batch stays bounded."""
+
+    def __init__(self, snapshot: Snapshot, now: float) -> None:
+        self.snapshot = snapshot
+        self.now = now
+        self.timing = snapshot.timing
+        self.pools: dict[str, Pool] = dict(snapshot.pools)
+        self.nodes: dict[str, Node] = dict(snapshot.nodes)
+        self.workers: dict[str, Worker] = dict(snapshot.workers)
+        self.events: list[Event] = []
+        self.decisions: list[Decision] = []
+        self.samples: dict[str, LoadSample] = {}
+        self.evaluated: list[str] = []
+        self.notes: list[str] = []
+        self._changed: dict[tuple[str, str], None] = {}  # ordered set
+        self._wakes: list[float] = []
+        self._cut_short = False
+        self._ids_by_pool: dict[str, list[str]] = {}
+        for worker_id in sorted(self.workers, key=id_order):
+            self._ids_by_pool.setdefault(self.workers[worker_id].pool, []).append(worker_id)
+
+    # -------------------------------------------------------------- reading
+
+    def workers_of(self, pool: str) -> list[Worker]:
+        """In id order."""
+        return [self.workers[worker_id] for worker_id in self._ids_by_pool.get(pool, ()) if worker_id in self.workers]
+
+    def live(self, node_id: str) -> NodeLive | None:
+        return self.snapshot.live.nodes.get(node_id)
+
+    def report_of(self, worker: Worker) -> WorkerReport | None:
+        """What its node last said of it, if that was about our worker."""
+        return report_of(self.snapshot, worker)
+
+    def count(self, pool: str, *states: State) -> int:
+        return sum(1 for worker in self.workers_of(pool) if worker.state in states)
+
+    @property
+    def full(self) -> bool:
+        """The batch has no room for another unit of work. Asking when it is full makes the plan wake at once."""
+        room = MAX_OPERATIONS - len(self._changed) - len(self.events) - len(self.decisions)
+        if room < _HEADROOM:
+            self._cut_short = True
+        return room < _HEADROOM
+
+    # -------------------------------------------------------------- changing
+
+    def put(self, record: Pool | Node | Worker) -> None:
+        """Replaces a record; one that equals what the store has is no write."""
+        if isinstance(record, Worker):
+            if record.worker_id not in self.workers:
+                self._ids_by_pool.setdefault(record.pool, []).append(record.worker_id)
+            self.workers[record.worker_id] = record
+            self._mark("worker", record.worker_id, self.snapshot.workers.get(record.worker_id) == record)
+        elif isinstance(record, Pool):
+            self.pools[record.name] = record
+            self._mark("pool", record.name, self.snapshot.pools.get(record.name) == record)
+        else:
+            self.nodes[record.node_id] = record
+            self._mark("node", record.node_id, self.snapshot.nodes.get(record.node_id) == record)
+
+    def delete(self, record: Pool | Worker) -> None:
+        if isinstance(record, Worker):
+            del self.workers[record.worker_id]
+            self._mark("worker", record.worker_id, record.worker_id not in self.snapshot.workers)
+        else:
+            del self.pools[record.name]
+            self._mark("pool", record.name, record.name not in self.snapshot.pools)
+
+    def step(self, worker: Worker, cause: Cause, *, reason: str = "", message: str = "", **intent: Any) -> Worker:
+        """Moves a worker and keeps it."""
+        moved = step(worker, cause, self.now, reason=reason, message=message, **intent)
+        self.put(moved)
+        return moved
+
+    def set_intent(self, worker: Worker, **fields: Any) -> Worker:
+        """Changes intent fields that say nothing to the node and move nothing."""
+        changed = dataclasses.replace(worker, intent=dataclasses.replace(worker.intent, **fields))
+        self.put(changed)
+        return changed
+
+    def pool_intent(self, pool: Pool, **fields: Any) -> Pool:
+        changed = dataclasses.replace(pool, intent=dataclasses.replace(pool.intent, **fields))
+        self.put(changed)
+        return changed
+
+    def worker_event(self, worker: Worker, action: str, status: str, reason: str = "", message: str = "") -> None:
+        self.events.append(
+            Event(
+                at=self.now,
+                action=action,
+                target=worker.worker_id,
+                status=status,
+                pool=worker.pool,
+                node_id=worker.intent.node_id,
+                reason=reason or worker.intent.reason,
+                message=message or worker.intent.message,
+                trace_id=trace_id_of(worker.intent.traceparent),
+            )
+        )
+
+    def wake(self, at: float | None) -> None:
+        """Time alone may change the answer at `at`. Not later than now means: plan again right after the commit."""
+        if at is not None:
+            self._wakes.append(at)
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < MAX_OPERATIONS:
+            self.notes.append(text)
+
+    # -------------------------------------------------------------- the answer
+
+    def plan(self) -> Plan:
+        writes = tuple(self._write(kind, key) for kind, key in self._changed)
+        latest = self.now + self.timing.monitoring_interval_s
+        soonest = min([*self._wakes, latest])
+        return Plan(
+            writes=writes,
+            decisions=tuple(self.decisions),
+            events=tuple(self.events),
+            samples=dict(self.samples),
+            evaluated=tuple(self.evaluated),
+            wake_at=self.now if self._cut_short else max(soonest, self.now),
+            notes=tuple(self.notes),
+        )
+
+    def _write(self, kind: str, key: str) -> Put | Delete:
+        record: Pool | Node | Worker | None
+        if kind == "worker":
+            record = self.workers.get(key)
+        elif kind == "pool":
+            record = self.pools.get(key)
+        else:
+            record = self.nodes.get(key)
+        return Delete(kind, key) if record is None else Put(record)
+
+    def _mark(self, kind: str, key: str, unchanged: bool) -> None:
+        if unchanged:
+            self._changed.pop((kind, key), None)
+        else:
+            self._changed[(kind, key)] = None
+
+
+def report_of(snapshot: Snapshot, worker: Worker) -> WorkerReport | None:
+    """What the worker's node last said of it; None when it said nothing, or spoke of another store's worker."""
+    live = snapshot.live.nodes.get(worker.intent.node_id)
+    report = live.reports.get(worker.worker_id) if live is not None else None
+    return report if report is not None and report.store_id == snapshot.store_id else None
+
+
+def sorted_by_id(workers: Iterable[Worker]) -> list[Worker]:
+    return sorted(workers, key=lambda worker: id_order(worker.worker_id))

@@ -1,0 +1,158 @@
+"""Nodes: registration, leases, silence, leaving. And the health of ACTIVE workers as far as silence and probes tell
+it."""
+
+import dataclasses
+
+from controlplane.core.draft import Draft
+from controlplane.core.snapshot import NodeLive
+from controlplane.core.worker import Cause
+from springtide.model.enums import Condition, NodeState, State
+from springtide.model.node import Node, NodeObserved
+from springtide.model.record import Event
+from springtide.model.worker import Worker
+
+PROBE_FAILURES_SUSPECT = 3  # in a row
+_HERE = frozenset({NodeState.UP, NodeState.RELEASING})
+_THIRD_OF_AT_LEAST = 3  # nodes; of fewer, one silent node is already a third
+
+
+def tend_nodes(draft: Draft) -> None:
+    """Node records follow what their agents say; what lives on a node that is lost or gone becomes LOST."""
+    for node_id, live in draft.snapshot.live.nodes.items():
+        if draft.full:
+            return
+        _register(draft, node_id, live)
+    mass_silence = _mass_silence(draft)
+    for node_id in sorted(draft.nodes):
+        if draft.full:
+            return
+        _check_lease(draft, draft.nodes[node_id], mass_silence)
+    for worker in list(draft.workers.values()):
+        if draft.full:
+            return
+        if worker.state is not State.INACTIVE:
+            _follow_node(draft, worker)
+
+
+def lease_end(draft: Draft, node: Node, mass_silence: bool) -> float:
+    """When the node's silence makes it LOST. After a start or a change of leader nothing has been heard yet: the
+    grace period stands in for the last word. When many fall silent at once, the fault is likelier between them and
+    us."""
+    live = draft.live(node.node_id)
+    end = live.last_heard_at + draft.timing.lease_s if live is not None else draft.snapshot.grace_until
+    if mass_silence and live is not None:
+        end += draft.timing.grace_s
+    return max(end, draft.snapshot.grace_until)
+
+
+def silence_s(draft: Draft, node_id: str) -> float | None:
+    """Seconds since the node was heard; None when never since this leader leads."""
+    live = draft.live(node_id)
+    return draft.now - live.last_heard_at if live is not None else None
+
+
+def _register(draft: Draft, node_id: str, live: NodeLive) -> None:
+    heard = draft.now - live.last_heard_at <= draft.timing.lease_s
+    if live.goodbye or not live.connected or live.hello is None or not heard:
+        return
+    node = draft.nodes.get(node_id)
+    state = NodeState.RELEASING if live.stopping else NodeState.UP
+    if node is None:
+        node = Node(node_id, state=state, state_since=draft.now, observed=live.hello)
+        _say(draft, node, live.hello)
+    elif node.state is not state:
+        node = _move(draft, node, state, "STOPPING" if live.stopping else "REGISTERED")
+        _say(draft, node, live.hello)
+    draft.put(dataclasses.replace(node, observed=live.hello))
+
+
+def _say(draft: Draft, node: Node, hello: NodeObserved) -> None:
+    action = "node_stopping" if node.state is NodeState.RELEASING else "node_up"
+    _event(draft, node, action, f"{len(hello.gpus)} GPUs at {hello.address or 'an unknown address'}")
+
+
+def _check_lease(draft: Draft, node: Node, mass_silence: bool) -> None:
+    live = draft.live(node.node_id)
+    if node.state in (NodeState.GONE, NodeState.REQUESTED):
+        return
+    if live is not None and live.goodbye:
+        draft.put(_move(draft, node, NodeState.GONE, "GOODBYE"))
+        _event(draft, draft.nodes[node.node_id], "node_gone", "its agent said goodbye")
+        return
+    if node.state not in _HERE:
+        return
+    end = lease_end(draft, node, mass_silence)
+    if draft.now < end:
+        draft.wake(end)
+        return
+    quiet = silence_s(draft, node.node_id)
+    told = "nothing heard since this control plane leads" if quiet is None else f"nothing heard for {quiet:.1f} s"
+    draft.put(_move(draft, node, NodeState.LOST, "LEASE_EXPIRED"))
+    _event(draft, draft.nodes[node.node_id], "node_lost", told)
+
+
+def _mass_silence(draft: Draft) -> bool:
+    here = [node_id for node_id, node in draft.nodes.items() if node.state in _HERE]
+    silent = 0
+    for node_id in here:
+        quiet = silence_s(draft, node_id)
+        silent += quiet is None or quiet > draft.timing.suspect_after_s
+    return len(here) >= _THIRD_OF_AT_LEAST and silent >= 2 and 3 * silent >= len(here)
+
+
+def _follow_node(draft: Draft, worker: Worker) -> None:
+    node = draft.nodes.get(worker.intent.node_id)
+    if node is None or node.state in (NodeState.LOST, NodeState.GONE):
+        reason = "NODE_GONE" if node is None or node.state is NodeState.GONE else "LEASE_EXPIRED"
+        report = draft.report_of(worker)
+        if reason == "NODE_GONE" and report is not None:
+            return  # observed first: its last words may say that it ended
+        lose(draft, worker, reason)
+    elif worker.state is State.ACTIVE:
+        _check_health(draft, worker)
+
+
+def lose(draft: Draft, worker: Worker, reason: str, message: str = "") -> Worker:
+    """What becomes of a worker that nobody can see any more: LOST, its slice stays reserved."""
+    lost = draft.step(
+        worker, Cause.LOSE, reason=reason, message=message or f"was {worker.state} on {worker.intent.node_id}"
+    )
+    draft.worker_event(lost, "worker_lost", "inactive")
+    return lost
+
+
+def _check_health(draft: Draft, worker: Worker) -> None:
+    quiet = silence_s(draft, worker.intent.node_id)
+    if quiet is None:
+        return  # unknown: nothing is concluded, the lease runs
+    report = draft.report_of(worker)
+    probes = report.probe_failures if report is not None and report.incarnation == worker.observed.incarnation else None
+    silent = quiet > draft.timing.suspect_after_s
+    failing = (probes or 0) >= PROBE_FAILURES_SUSPECT
+    if not silent:
+        live = draft.live(worker.intent.node_id)
+        draft.wake(live.last_heard_at + draft.timing.suspect_after_s + 1e-3 if live is not None else None)
+    if (silent or failing) and worker.intent.condition is Condition.HEALTHY:
+        suspect = draft.step(worker, Cause.SUSPECT)
+        told = f"its node is silent for {quiet:.1f} s" if silent else f"{probes} health probes failed in a row"
+        draft.worker_event(suspect, "worker_suspect", "active", "NODE_SILENT" if silent else "PROBES_FAIL", told)
+    elif not silent and not failing and worker.intent.condition is Condition.SUSPECT:
+        draft.worker_event(draft.step(worker, Cause.RECOVER), "worker_recovered", "active", "HEARD_AGAIN")
+
+
+def _move(draft: Draft, node: Node, state: NodeState, reason: str) -> Node:
+    return dataclasses.replace(node, state=state, reason=reason, state_since=draft.now)
+
+
+def _event(draft: Draft, node: Node, action: str, message: str) -> None:
+    draft.events.append(
+        Event(
+            at=draft.now,
+            action=action,
+            target=node.node_id,
+            status=node.state.value.lower(),
+            node_id=node.node_id,
+            reason=node.reason,
+            message=message,
+        )
+    )

@@ -1,0 +1,198 @@
+"""What nodes report becomes what the records say: facts are folded in, starts progress, ends are learned.
+
+The fence: a report of an older incarnation or generation moves nothing, except that an end is an end
+(worker.tells_end).
+"""
+
+import dataclasses
+
+from controlplane.core.draft import Draft
+from controlplane.core.lease import lose
+from controlplane.core.starts import start_failed
+from controlplane.core.worker import (
+    Cause,
+    can,
+    has_ended,
+    holds_slice,
+    is_current,
+    tells_end,
+)
+from springtide.model.enums import NodeState, Phase, ReportedPhase, State
+from springtide.model.worker import Worker, WorkerReport
+
+_PROGRESS = {
+    ReportedPhase.BOOTING: Cause.BOOTED,
+    ReportedPhase.LOADING: Cause.LOADING,
+    ReportedPhase.SYNCING_WEIGHTS: Cause.SYNCING,
+    ReportedPhase.WARMING: Cause.WARMING,
+}
+
+
+def observe_workers(draft: Draft) -> None:
+    """One worker after the other; each change is small, so a full batch stops between two of them."""
+    for worker in list(draft.workers.values()):
+        if draft.full:
+            return
+        if worker.state is State.INACTIVE and not holds_slice(worker):
+            continue
+        report = draft.report_of(worker)
+        if report is not None:
+            _observe(draft, worker, report)
+        elif _is_absent(draft, worker):
+            _observe_absence(draft, worker)
+        _leave_gone_node(draft, draft.workers[worker.worker_id])
+
+
+def _observe(draft: Draft, worker: Worker, report: WorkerReport) -> None:
+    if tells_end(worker, report):
+        _observe_end(draft, fold(worker, report), report)
+    elif report.incarnation < worker.observed.incarnation or has_ended(report):
+        return
+    elif worker.state is State.STARTING:
+        _observe_start(draft, worker, report)
+    elif worker.state is State.ACTIVE and report.incarnation > worker.observed.incarnation:
+        lose(
+            draft,
+            worker,
+            "INCARNATION_CHANGED",
+            f"incarnation {report.incarnation} runs, not {worker.observed.incarnation}",
+        )
+    elif worker.state is not State.INACTIVE:
+        draft.put(fold(worker, report))
+
+
+def fold(worker: Worker, report: WorkerReport) -> Worker:
+    """Keeps the facts that are worth a commit."""
+    seen = dataclasses.replace(
+        worker.observed,
+        incarnation=max(report.incarnation, worker.observed.incarnation),
+        generation=max(report.generation, worker.observed.generation),
+        phase=report.phase,
+        endpoint=report.endpoint or worker.observed.endpoint,
+        max_in_flight=report.max_in_flight or worker.observed.max_in_flight,
+        exit=report.exit or worker.observed.exit,
+        log_path=report.log_path or worker.observed.log_path,
+        weight_version=report.weight_version or worker.observed.weight_version,
+        launch_fingerprint=report.launch_fingerprint or worker.observed.launch_fingerprint,
+    )
+    return worker if seen == worker.observed else dataclasses.replace(worker, observed=seen)
+
+
+def _observe_start(draft: Draft, worker: Worker, report: WorkerReport) -> None:
+    adopting = worker.intent.phase is Phase.ADOPTING
+    if not is_current(worker, report) and not adopting and report.incarnation == worker.observed.incarnation:
+        return  # still the engine of before this start
+    worker = fold(worker, report)
+    draft.put(worker)
+    if not is_current(worker, report):
+        return
+    if report.phase is ReportedPhase.READY and _weights_current(draft, worker, report):
+        active = draft.step(worker, Cause.READY, reason="READY", message=f"ready at {worker.observed.endpoint}")
+        draft.worker_event(active, "worker_adopted" if adopting else "scale_up_complete", "active")
+        return
+    cause = _PROGRESS.get(report.phase)
+    if cause is not None and can(worker, cause):
+        draft.step(worker, cause, reason=worker.intent.reason, message=worker.intent.message)
+
+
+def _weights_current(draft: Draft, worker: Worker, report: WorkerReport) -> bool:
+    pool = draft.pools.get(worker.pool)
+    wanted = pool.intent.weight_version if pool is not None else ""
+    return not wanted or report.weight_version == wanted
+
+
+def _observe_end(draft: Draft, worker: Worker, report: WorkerReport) -> None:
+    exit_info = report.exit
+    reason = (exit_info.reason if exit_info is not None else "") or "ENGINE_EXITED"
+    message = exit_info.message if exit_info is not None else ""
+    if worker.state is State.STARTING:
+        draft.put(worker)
+        failed = start_failed(draft, worker, reason, message or "the engine ended before it was ready")
+        draft.step(failed, Cause.FREE)
+    elif worker.state is State.ACTIVE:
+        asked = worker_node_leaves(draft, worker)
+        failed = draft.step(
+            worker,
+            Cause.FAIL,
+            reason="NODE_STOPPING" if asked and report.phase is ReportedPhase.STOPPED else reason,
+            message=message or "the engine ended while it was active",
+            **crash_backoff(draft, worker),
+        )
+        draft.worker_event(failed, "worker_failed", "inactive")
+        draft.step(failed, Cause.FREE)
+    elif worker.state is State.DRAINING:
+        _observe_end_of_drain(draft, worker, report, reason, message)
+    else:
+        _observe_end_of_inactive(draft, worker, reason)
+
+
+def _observe_end_of_drain(draft: Draft, worker: Worker, report: WorkerReport, reason: str, message: str) -> None:
+    if worker.intent.phase is Phase.RELEASING or report.phase is ReportedPhase.STOPPED:
+        stopped = draft.step(worker, Cause.STOP, reason=worker.intent.reason, message="stopped; memory free")
+        draft.worker_event(stopped, "scale_down_complete", "scaling_down")
+        return
+    failed = draft.step(worker, Cause.FAIL, reason=reason, message=message or "the engine ended while it drained")
+    draft.worker_event(failed, "worker_failed", "inactive")
+    draft.worker_event(failed, "scale_down_complete", "scaling_down")
+    draft.step(failed, Cause.FREE)
+
+
+def _observe_end_of_inactive(draft: Draft, worker: Worker, reason: str) -> None:
+    if worker.intent.phase is Phase.LOST:
+        worker = draft.step(worker, Cause.DISMISS, reason=reason, message="it was lost, and has ended")
+    freed = draft.step(worker, Cause.FREE)
+    draft.worker_event(freed, "worker_freed", "inactive", message="its node says that its slice is free")
+
+
+def crash_backoff(draft: Draft, worker: Worker) -> dict[str, float | int | None]:
+    """The first crash is answered at once; one that follows soon after the last start waits longer each time, but
+    never runs out of attempts: it did start."""
+    pool = draft.pools.get(worker.pool)
+    bound = max((pool.spec.max_start_attempts if pool is not None else 2) - 1, 1)
+    attempts = min(worker.intent.attempts + 1, bound)
+    wait_s = 0.0
+    if attempts > 1:
+        wait_s = min(draft.timing.start_backoff_s * 2 ** (attempts - 2), draft.timing.start_backoff_max_s)
+    return {"attempts": attempts, "next_attempt_at": draft.now + wait_s}
+
+
+# ------------------------------------------------------------------ absence
+
+
+def _is_absent(draft: Draft, worker: Worker) -> bool:
+    """The node has reported in this session, after the worker's last change by long enough that an order sent then has
+    arrived, and does not know the worker. A start that was only just requested may not have reached it."""
+    live = draft.live(worker.intent.node_id)
+    if live is None or not live.connected or not live.reported or worker.worker_id in live.reports:
+        return False
+    if worker.intent.phase is Phase.REQUESTED:
+        return False
+    return live.last_heard_at >= worker.intent.phase_since + draft.timing.suspect_after_s
+
+
+def _observe_absence(draft: Draft, worker: Worker) -> None:
+    message = f"{worker.intent.node_id} does not know it"
+    if worker.state is State.STARTING:
+        draft.step(start_failed(draft, worker, "NOT_ON_NODE", message), Cause.FREE)
+    elif worker.state is State.ACTIVE:
+        failed = draft.step(worker, Cause.FAIL, reason="NOT_ON_NODE", message=message, **crash_backoff(draft, worker))
+        draft.worker_event(failed, "worker_failed", "inactive")
+        draft.step(failed, Cause.FREE)
+    elif worker.state is State.DRAINING:
+        stopped = draft.step(worker, Cause.STOP, reason="NOT_ON_NODE", message=message)
+        draft.worker_event(stopped, "scale_down_complete", "scaling_down")
+    else:
+        _observe_end_of_inactive(draft, worker, "NOT_ON_NODE")
+
+
+def worker_node_leaves(draft: Draft, worker: Worker) -> bool:
+    """Its node is stopping or gone."""
+    node = draft.nodes.get(worker.intent.node_id)
+    return node is None or node.state in (NodeState.RELEASING, NodeState.GONE)
+
+
+def _leave_gone_node(draft: Draft, worker: Worker) -> None:
+    """After the last words of an agent that said goodbye have been heard, nothing more will be."""
+    node = draft.nodes.get(worker.intent.node_id)
+    if worker.state is not State.INACTIVE and (node is None or node.state is NodeState.GONE):
+        lose(draft, worker, "NODE_GONE")

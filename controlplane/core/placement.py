@@ -1,0 +1,145 @@
+"""Where a worker can go: free, disjoint GPU slices of nodes that are up.
+
+Among the nodes that fit, the one with most free GPUs is taken, then the smallest id. Spreading means that the loss of
+one node takes the fewest workers with it and that engines share a host's memory bandwidth as little as possible; the
+price, that a big worker finds no empty node sooner, is paid where pools of unlike sizes share nodes: labels keep them
+apart.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from controlplane.core.snapshot import NodeLive, Snapshot
+from controlplane.core.worker import has_ended
+from springtide.model.enums import NodeState
+from springtide.model.node import Node
+from springtide.model.pool import Pool, PoolSpec
+from springtide.model.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The GPUs of one worker."""
+
+    node_id: str
+    gpu_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CannotPlace:
+    """Why no node can take it: one sentence per node, by node id."""
+
+    reasons: Mapping[str, str]
+
+    def __str__(self) -> str:
+        if not self.reasons:
+            return "no node is known; start an agent"
+        shown = [f"{node_id}: {reason}" for node_id, reason in list(self.reasons.items())[:8]]
+        more = len(self.reasons) - len(shown)
+        return "; ".join(shown) + (f"; and {more} more nodes" if more > 0 else "")
+
+
+def free_gpus(node: Node, workers: Iterable[Worker], live: NodeLive | None) -> tuple[str, ...]:
+    """GPUs of the node that no worker record reserves and no engine is reported on, in the node's order. Engines count
+    whoever asked for them: another store's, and ours that the records have already let go."""
+    taken = {gpu for worker in workers if worker.intent.node_id == node.node_id for gpu in worker.intent.gpu_ids}
+    if live is not None:
+        taken |= {gpu for report in live.reports.values() if not has_ended(report) for gpu in report.gpu_ids}
+    return tuple(gpu.id for gpu in node.observed.gpus if gpu.id not in taken)
+
+
+def foreign_workers(snapshot: Snapshot, node_id: str) -> int:
+    """Live engines on the node that this store has no record of."""
+    live = snapshot.live.nodes.get(node_id)
+    if live is None:
+        return 0
+    return sum(
+        1
+        for report in live.reports.values()
+        if not has_ended(report) and (report.store_id != snapshot.store_id or report.worker_id not in snapshot.workers)
+    )
+
+
+def slots(gpus: int, tensor_parallel_size: int) -> tuple[int, int]:
+    """(workers that a node of `gpus` GPUs can hold, GPUs left over)."""
+    return gpus // tensor_parallel_size, gpus % tensor_parallel_size
+
+
+def place(
+    spec: PoolSpec,
+    nodes: Mapping[str, Node],
+    workers: Mapping[str, Worker],
+    pools: Mapping[str, Pool],
+    live: Mapping[str, NodeLive],
+    avoid: str = "",
+) -> Slice | CannotPlace:
+    """A slice for one worker of the pool. `avoid` is a node that just failed it: taken only when no other fits."""
+    reasons: dict[str, str] = {}
+    best: tuple[tuple[bool, int, str], tuple[str, ...]] | None = None
+    for node_id in sorted(nodes):
+        node = nodes[node_id]
+        held = [w for w in workers.values() if w.intent.node_id == node_id and w.intent.gpu_ids]
+        free = free_gpus(node, held, live.get(node_id))
+        reason = _refusal(spec, node, live.get(node_id), free, held, pools)
+        if reason is not None:
+            reasons[node_id] = reason
+            continue
+        rank = (node_id == avoid, -len(free), node_id)
+        if best is None or rank < best[0]:
+            best = (rank, free)
+    if best is None:
+        return CannotPlace(reasons)
+    (_, _, node_id), free = best
+    return Slice(node_id, _cut(nodes[node_id], free, spec.tensor_parallel_size))
+
+
+def _refusal(
+    spec: PoolSpec,
+    node: Node,
+    live: NodeLive | None,
+    free: tuple[str, ...],
+    held: list[Worker],
+    pools: Mapping[str, Pool],
+) -> str | None:
+    tp, gpus = spec.tensor_parallel_size, len(node.observed.gpus)
+    if node.state is not NodeState.UP:
+        return f"it is {node.state} ({node.reason})"
+    if node.spec.cordoned:
+        return f"it is cordoned{node.spec.cordon_reason and ' (' + node.spec.cordon_reason + ')'}"
+    if live is None or not live.connected:
+        return "its agent is not connected"
+    if not live.reported:
+        return "its agent has not yet reported what runs there"
+    missing = [
+        f"{key}={value}" for key, value in sorted(spec.placement.items()) if node.observed.labels.get(key) != value
+    ]
+    if missing:
+        return f"it lacks the label {', '.join(missing)}"
+    if tp > gpus:
+        return f"it has {gpus} GPUs, tensor_parallel_size is {tp}"
+    if slots(gpus, tp)[1]:
+        return f"tensor_parallel_size {tp} does not divide its {gpus} GPUs (remainder {slots(gpus, tp)[1]})"
+    if len(free) < tp:
+        return f"{len(free)} of its {gpus} GPUs are free, {tp} are needed"
+    for key, amount in sorted(spec.resources.items()):
+        left = node.observed.resources.get(key, 0) - sum(_takes(worker, key, pools) for worker in held)
+        if left < amount:
+            return f"{left} {key} are left, {amount} are needed"
+    return None
+
+
+def _takes(worker: Worker, key: str, pools: Mapping[str, Pool]) -> int:
+    pool = pools.get(worker.pool)
+    return pool.spec.resources.get(key, 0) if pool is not None else 0
+
+
+def _cut(node: Node, free: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """An aligned block when one is free (neighbours share the fast links, and blocks do not fragment), else the
+    first."""
+    ids = [gpu.id for gpu in node.observed.gpus]
+    available = set(free)
+    for start in range(0, len(ids) - size + 1, size):
+        block = ids[start : start + size]
+        if available.issuperset(block):
+            return tuple(block)
+    return free[:size]

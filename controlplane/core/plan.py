@@ -1,0 +1,45 @@
+"""The waist: what the leader commits next, as a pure function of what is recorded and heard.
+
+    plan(snapshot, now) -> Plan
+
+Level-triggered: called again with the same snapshot it answers the same; called late it answers what is due by now. The
+steps run in the order in which facts become consequences: nodes, reports, deadlines, drains, then each pool.
+"""
+
+from controlplane.core.convergence import converge_pools
+from controlplane.core.decisions import take_samples
+from controlplane.core.draft import Draft
+from controlplane.core.drains import progress_drains
+from controlplane.core.lease import tend_nodes
+from controlplane.core.observe import observe_workers
+from controlplane.core.snapshot import Plan, Snapshot
+from controlplane.core.starts import check_deadlines, settle
+from controlplane.core.worker import Cause, can
+from springtide.model.enums import Admission
+
+
+def plan(snapshot: Snapshot, now: float) -> Plan:
+    """At most MAX_OPERATIONS writes, decisions and events together; when more is to be done, `wake_at` is now."""
+    draft = Draft(snapshot, now)
+    tend_nodes(draft)
+    observe_workers(draft)
+    open_admissions(draft)
+    check_deadlines(draft)
+    settle(draft)
+    progress_drains(draft)
+    take_samples(draft)
+    converge_pools(draft)
+    return draft.plan()
+
+
+def open_admissions(draft: Draft) -> None:
+    """A pause of one worker's admission ends by itself."""
+    for worker in list(draft.workers.values()):
+        until = worker.intent.paused_until
+        if worker.intent.admission is not Admission.PAUSED or until is None or draft.full:
+            continue
+        if draft.now < until:
+            draft.wake(until)
+        elif can(worker, Cause.OPEN):
+            opened = draft.step(worker, Cause.OPEN)
+            draft.worker_event(opened, "admission_opened", "active", "PAUSE_EXPIRED")

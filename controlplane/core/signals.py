@@ -1,0 +1,71 @@
+"""What the live view says about load. A missing or stale signal is unknown (None), never zero."""
+
+from collections.abc import Mapping
+
+from controlplane.core.draft import report_of
+from controlplane.core.snapshot import LoadSample, RouterLive, Snapshot
+from springtide.model.enums import NodeState, State
+from springtide.model.node import Node
+from springtide.model.worker import Worker, WorkerReport
+
+
+def fresh_report(snapshot: Snapshot, worker: Worker, now: float) -> WorkerReport | None:
+    """The worker's report when it is young enough to act on and about this incarnation."""
+    live = snapshot.live.nodes.get(worker.intent.node_id)
+    if live is None or now - live.last_heard_at > snapshot.timing.signal_max_age_s:
+        return None
+    report = report_of(snapshot, worker)
+    return report if report is not None and report.incarnation == worker.observed.incarnation else None
+
+
+def in_flight_of(snapshot: Snapshot, worker: Worker, now: float) -> int | None:
+    """Requests inside the worker's shim."""
+    report = fresh_report(snapshot, worker, now)
+    return report.in_flight if report is not None else None
+
+
+def live_routers(snapshot: Snapshot, now: float) -> list[RouterLive]:
+    """Routers that may still route: connected, or heard within their lease."""
+    lease_s = snapshot.timing.router_lease_s
+    return [r for r in snapshot.live.routers.values() if r.connected or now - r.last_heard_at <= lease_s]
+
+
+def total(values: list[int | None]) -> tuple[int | None, int]:
+    """(sum, or None when a part is unknown; sum of what is known)."""
+    known = sum(value for value in values if value is not None)
+    return (None if any(value is None for value in values) else known), known
+
+
+def waiting_of(snapshot: Snapshot, pool: str, now: float, *, rejected: bool = True) -> tuple[int | None, int]:
+    """(requests that routers hold back, known part); with `rejected`, also those refused within one Retry-After.
+    Without a live router it is unknown: nobody would see a request."""
+    parts: list[int | None] = []
+    for router in live_routers(snapshot, now):
+        demand = router.demand.get(pool)
+        if demand is None or now - router.last_heard_at > snapshot.timing.signal_max_age_s:
+            parts.append(None)
+        else:
+            parts.append(demand.waiting + (demand.rejected if rejected else 0))
+    whole, known = total(parts)
+    return (whole if parts else None), known
+
+
+def is_leaving(worker: Worker, nodes: Mapping[str, Node]) -> bool:
+    """Its node has announced that it stops: the worker serves on, but no longer counts as capacity to plan with."""
+    node = nodes.get(worker.intent.node_id)
+    return node is not None and node.state is NodeState.RELEASING
+
+
+def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[str, Node], now: float) -> LoadSample:
+    """The pool's load as it is known now. What runs on a leaving node is load; the worker there is not capacity."""
+    active = [worker for worker in workers if worker.state is State.ACTIVE]
+    in_flight, known_in_flight = total([in_flight_of(snapshot, worker, now) for worker in active])
+    waiting, known_waiting = waiting_of(snapshot, pool, now)
+    return LoadSample(
+        at=now,
+        in_flight=in_flight,
+        waiting=waiting,
+        active=sum(1 for worker in active if not is_leaving(worker, nodes)),
+        starting=sum(1 for w in workers if w.state is State.STARTING and not is_leaving(w, nodes)),
+        at_least=known_in_flight + known_waiting,
+    )

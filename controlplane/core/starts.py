@@ -1,0 +1,139 @@
+"""Starts: a slice and a record for a new engine, deadlines, failed starts and their back-off."""
+
+import dataclasses
+
+from controlplane.core.draft import Draft
+from controlplane.core.placement import CannotPlace, Slice, place
+from controlplane.core.tracing import traceparent_for
+from controlplane.core.worker import Cause, can
+from springtide.model.enums import Phase, State
+from springtide.model.pool import Pool
+from springtide.model.worker import Worker, WorkerIntent
+
+
+def check_deadlines(draft: Draft) -> None:
+    """A start that missed its deadline is given up: STOP is sent, and its slice is free when the node says so."""
+    for worker in list(draft.workers.values()):
+        if draft.full:
+            return
+        deadline = worker.intent.deadline
+        if worker.state is not State.STARTING or deadline is None:
+            continue
+        if draft.now < deadline:
+            draft.wake(deadline)
+            continue
+        asked = deadline - worker.intent.state_since
+        start_failed(draft, worker, "START_TIMEOUT", f"not ready within {asked:g} s; it was {worker.intent.phase}")
+
+
+def start_failed(draft: Draft, worker: Worker, reason: str, message: str) -> Worker:
+    """STARTING -> INACTIVE/FAILED, with the next attempt's time while there are attempts left. A cooldown that this
+    start consumed is given back."""
+    pool = draft.pools.get(worker.pool)
+    attempts = worker.intent.attempts + 1
+    next_attempt_at = None
+    if pool is not None and attempts < pool.spec.max_start_attempts:
+        next_attempt_at = draft.now + backoff_s(draft, attempts)
+    if pool is not None and pool.intent.last_scale_up_at == worker.intent.state_since:
+        draft.pool_intent(pool, last_scale_up_at=None)
+    failed = draft.step(
+        worker, Cause.FAIL, reason=reason, message=message, attempts=attempts, next_attempt_at=next_attempt_at
+    )
+    draft.worker_event(failed, "worker_failed", "inactive")
+    return failed
+
+
+def backoff_s(draft: Draft, attempts: int) -> float:
+    """Seconds to wait after so many failed starts in a row."""
+    return min(draft.timing.start_backoff_s * 2.0 ** (attempts - 1), draft.timing.start_backoff_max_s)
+
+
+def is_failing(worker: Worker) -> bool:
+    """It failed, and keeps the place of a worker of the desired count: it waits for its next attempt, or has none
+    left."""
+    return worker.intent.phase is Phase.FAILED and worker.intent.attempts > 0 and not worker.intent.held
+
+
+def is_exhausted(worker: Worker, pool: Pool) -> bool:
+    """No attempt is left; only an operator starts it again."""
+    return (
+        is_failing(worker)
+        and worker.intent.next_attempt_at is None
+        and worker.intent.attempts >= pool.spec.max_start_attempts
+    )
+
+
+def is_due(worker: Worker, now: float) -> bool:
+    """A failed one whose next attempt may begin."""
+    at = worker.intent.next_attempt_at
+    return is_failing(worker) and at is not None and at <= now and can(worker, Cause.START)
+
+
+def find_slice(draft: Draft, pool: Pool, avoid: str = "") -> Slice | CannotPlace:
+    return place(pool.spec, draft.nodes, draft.workers, draft.pools, draft.snapshot.live.nodes, avoid)
+
+
+def start(draft: Draft, pool: Pool, worker: Worker | None, reason: str, message: str) -> Worker | CannotPlace:
+    """Starts `worker`, or a new record when None. The pool is re-read and written when a number is taken."""
+    avoid = worker.intent.node_id if worker is not None and worker.intent.attempts > 0 else ""
+    found = find_slice(draft, pool, avoid)
+    if isinstance(found, CannotPlace):
+        return found
+    if worker is None:
+        worker = _new_record(draft, pool)
+    intent = pool.intent
+    started = draft.step(
+        worker,
+        Cause.START,
+        reason=reason,
+        message=message,
+        node_id=found.node_id,
+        gpu_ids=found.gpu_ids,
+        deadline=draft.now + pool.spec.start_timeout_s,
+        weight_version=intent.weight_version,
+        traceparent=trace_for_next(draft, worker),
+    )
+    draft.worker_event(started, "scale_up_start", "scaling_up")
+    draft.wake(started.intent.deadline)
+    return started
+
+
+def _new_record(draft: Draft, pool: Pool) -> Worker:
+    number = draft.pools[pool.name].intent.next_worker_number
+    while f"{pool.name}-{number}" in draft.workers:
+        number += 1
+    draft.pool_intent(draft.pools[pool.name], next_worker_number=number + 1)
+    return Worker(f"{pool.name}-{number}", pool.name, WorkerIntent(phase=Phase.STOPPED, state_since=draft.now))
+
+
+def trace_for_next(draft: Draft, worker: Worker) -> str:
+    """The trace of the scaling event that begins with the worker's next generation."""
+    snapshot = draft.snapshot
+    return traceparent_for(snapshot.store_id, snapshot.revision, worker.worker_id, worker.intent.generation + 1)
+
+
+def cancel(draft: Draft, worker: Worker, reason: str, message: str, *, held: bool = False) -> Worker:
+    """STARTING -> INACTIVE/STOPPED; the node is told to stop what it has begun."""
+    cancelled = draft.step(
+        worker, Cause.CANCEL, reason=reason, message=message, held=held, attempts=0, next_attempt_at=None
+    )
+    draft.worker_event(cancelled, "start_cancelled", "inactive")
+    return cancelled
+
+
+def settle(draft: Draft) -> None:
+    """A worker that has been active for long has made good for its failed starts."""
+    for worker in list(draft.workers.values()):
+        if draft.full:
+            return
+        if worker.state is State.ACTIVE and worker.intent.attempts > 0:
+            at = worker.intent.state_since + draft.timing.start_backoff_max_s
+            if draft.now >= at:
+                draft.step(worker, Cause.SETTLE)
+            else:
+                draft.wake(at)
+
+
+def forget_attempts(worker: Worker) -> Worker:
+    """The worker with a clean record, e.g. after its pool's spec has changed."""
+    return dataclasses.replace(worker, intent=dataclasses.replace(worker.intent, attempts=0, next_attempt_at=None))
