@@ -1,6 +1,7 @@
 """The running engine: the batch model on the loop's clock, its requests, pause and sleep, and due faults."""
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -134,11 +135,12 @@ class SimEngine:
         self.requests: set[Request] = set()
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def now(self) -> float:
         """The engine's clock in seconds."""
-        return self._loop.time()
+        return time.monotonic()
 
     def submit(self, exchange: Exchange, generation: Generation, done: Callable[[], None] | None = None) -> None:
         """Take a request; its answer goes to the exchange, or `done` is called instead when all is computed."""
@@ -297,18 +299,22 @@ class SimEngine:
 
     def _on_timer(self) -> None:
         self._timer = None
+        self._due = None
         self._tick()
         self._arm()
 
     def _arm(self) -> None:
         due = self.batch.next_at()
+        if due == self._due:
+            return
+        self._due = due
         if self._timer is not None:
-            if self._timer.when() == due:
-                return
             self._timer.cancel()
             self._timer = None
         if due is not None:
-            self._timer = self._loop.call_at(due, self._on_timer)
+            # The loop's timers count whole milliseconds; shorter steps are finished several at a time.
+            delay_ms = max(1, math.ceil((due - self.now()) * 1000))
+            self._timer = self._loop.call_later(delay_ms / 1000, self._on_timer)
 
     def _check_idle(self) -> None:
         if not self.requests and self._idle_waiters:

@@ -137,6 +137,7 @@ class Connection(asyncio.Protocol):
             self.close()
         except httptools.HttpParserError:
             self._refuse(400, "Invalid HTTP request received.")
+        self._serve()
 
     def pause_writing(self) -> None:
         self.congested = True
@@ -174,13 +175,9 @@ class Connection(asyncio.Protocol):
         target = self._target.decode("latin-1")
         exchange = Exchange(self, method, target, self._headers, b"".join(self._body))
         self._target, self._headers, self._body, self._body_bytes, self._head_bytes = b"", {}, [], 0, 0
-        keep_alive = self._parser.should_keep_alive()
-        if self._current is None:
-            self._current = exchange
-            if not keep_alive:
-                exchange.headers["connection"] = "close"
-            self._handler(exchange)
-        elif len(self._pending) < MAX_PIPELINED:
+        if not self._parser.should_keep_alive():
+            exchange.headers["connection"] = "close"
+        if len(self._pending) < MAX_PIPELINED:
             self._pending.append(exchange)
         else:
             self.close()
@@ -196,8 +193,13 @@ class Connection(asyncio.Protocol):
             self._current = None
             self.close()
             return
-        self._current = self._pending.popleft() if self._pending else None
-        if self._current is not None:
+        self._current = None
+        self._serve()
+
+    def _serve(self) -> None:
+        # not inside the parser's callbacks: it would take an exception of the handler for bad input
+        if self._current is None and self._pending and not self._closing:
+            self._current = self._pending.popleft()
             self._handler(self._current)
 
     def close(self) -> None:
