@@ -1,0 +1,67 @@
+"""The signals of `springtide up`: the first one stops the stack, a second one makes it immediate."""
+
+import asyncio
+import signal
+
+from springtide.cli.exits import Exit
+from springtide.cli.up.options import UpPlan
+from springtide.cli.up.screen import Screen
+from springtide.cli.up.stack import Stack
+from springtide.errors import SpringtideError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(plan: UpPlan) -> Exit:
+    """Until it is told to stop. Raises SpringtideError when the stack could not start (nothing is left then)."""
+    return asyncio.run(_run(plan))
+
+
+async def _run(plan: UpPlan) -> Exit:
+    stack = Stack(plan, Screen())
+    told = asyncio.Event()
+
+    def on_signal() -> None:
+        if told.is_set():
+            stack.forced.set()
+        told.set()
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    with stack.owned():
+        serving = asyncio.create_task(stack.serve())
+        telling = asyncio.create_task(told.wait())
+        await asyncio.wait({serving, telling}, return_when=asyncio.FIRST_COMPLETED)
+        telling.cancel()
+        serving.cancel()
+        failure = await _failure(serving)
+        code = await stack.stop()
+        if failure is not None:
+            raise failure
+        return code
+
+
+async def _failure(serving: asyncio.Task[None]) -> SpringtideError | None:
+    """Why serving ended by itself; None when it was told to. A fault of ours is raised as it is."""
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return None
+    except SpringtideError as error:
+        return error
+    except BaseExceptionGroup as group:
+        found = _first(group)
+        if found is None:
+            raise
+        return found
+    return None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> SpringtideError | None:
+    for error in group.exceptions:
+        if isinstance(error, SpringtideError):
+            return error
+        if isinstance(error, BaseExceptionGroup) and (inner := _first(error)) is not None:
+            return inner
+    return None
