@@ -39,6 +39,11 @@ class Engine:
 
         await eventually(ready, bound_s, self.log.read_text)
 
+    @property
+    def socket(self) -> Path:
+        """Its unix socket."""
+        return Path(self.launch.uds_path)
+
     def stop(self) -> None:
         """Kill its whole group and reap it."""
         if self.process.poll() is None:
