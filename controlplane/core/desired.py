@@ -7,6 +7,8 @@ from springtide.model.enums import State, Want
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker, WorkerReport
 
+__all__ = ["DesiredWorker", "EngineLaunch", "desired_workers", "launch_of"]
+
 
 def desired_workers(snapshot: Snapshot, node_id: str) -> tuple[DesiredWorker, ...]:
     """All that this store wants of the node, in id order. A LOST worker is left out, which leaves it as it is; so is

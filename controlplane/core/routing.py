@@ -4,6 +4,8 @@ from controlplane.core.snapshot import Snapshot
 from springtide.model.enums import State
 from springtide.model.routing import RoutedPool, RoutedWorker, RoutingDelta, RoutingTable
 
+__all__ = ["RoutedPool", "RoutedWorker", "RoutingDelta", "RoutingTable", "diff", "routing_table"]
+
 
 def routing_table(snapshot: Snapshot) -> RoutingTable:
     """Only ACTIVE workers with admission OPEN and a known endpoint are in it."""

@@ -54,7 +54,7 @@ class Reader:
         if value is None:
             return default
         example = default if default is not None else at_least
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
             raise self.bad(key, "it is no whole number", f"Give a whole number, e.g. {example}.")
         if value < at_least:
             raise self.bad(

@@ -245,7 +245,7 @@ class World:
             self.revision += 1
         for write in made.writes:
             if isinstance(write, Delete):
-                del {"pool": self.pools, "worker": self.workers, "node": self.node_records}[write.kind][write.key]
+                self._kind(write.kind).pop(write.key)
             else:
                 self._put(write)
         for decision in made.decisions:
@@ -255,6 +255,9 @@ class World:
             self.samples[pool] = (*self.samples.get(pool, ())[-119:], sample)
         for pool in made.evaluated:
             self.evaluated_at[pool] = self.now
+
+    def _kind(self, kind: str) -> dict[str, Pool] | dict[str, Worker] | dict[str, Node]:
+        return {"pool": self.pools, "worker": self.workers}.get(kind, self.node_records)  # type: ignore[return-value]
 
     def _put(self, write: Put) -> None:
         record = dataclasses.replace(write.record, revision=self.revision)
