@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: progress in words. `step TEXT COMMAND...` runs a command, says how long it took, and shows
 # what it printed only if it failed. On a terminal the seconds and the latest line are shown while it runs.
 
