@@ -20,8 +20,9 @@ MAX_BACKOFF_S = 10.0
 HEALTHY_AFTER_S = 30.0
 POLL_S = 0.05
 
-# A stack under systemd answers for itself; its children do not.
+# A stack under systemd answers for itself, its children do not; and their configuration is in their files alone.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
+_IN_THE_FILES = ("SPRINGTIDE_ADDRESS", "SPRINGTIDE_LISTEN", "SPRINGTIDE_DATA_DIR", "SPRINGTIDE_RUNTIME_DIR")
 
 
 class ChildFailed(SpringtideError):
@@ -127,7 +128,8 @@ class Child:
 
 def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Ours without what is only for us, and able to import a source tree that is not installed."""
-    env = {k: v for k, v in (os.environ if environ is None else environ).items() if k not in _NOT_INHERITED}
+    left_out = (*_NOT_INHERITED, *_IN_THE_FILES)
+    env = {k: v for k, v in (os.environ if environ is None else environ).items() if k not in left_out}
     root = str(Path(springtide.__file__).resolve().parents[1])
     if "site-packages" not in root:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))

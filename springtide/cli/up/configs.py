@@ -66,10 +66,15 @@ def _controlplane(plan: UpPlan, ports: Ports) -> dict[str, Any]:
 
 
 def _nodeagent(plan: UpPlan, ports: Ports) -> dict[str, Any]:
+    interpreters = [plan.interpreter] if plan.interpreter else []
     return {
-        "controlplane": ports.controlplane_address,
+        "controlplane": [ports.controlplane_address],
         "data_dir": str(plan.options.data_dir / "nodeagent"),
+        "gpus": plan.simulated_gpus,
+        "stop_action": "drain",
+        "stop_timeout_s": DRAIN_TIMEOUT_S,
         **_common(plan),
+        "launch": {"allowed_interpreters": interpreters},
     }
 
 
@@ -79,6 +84,7 @@ def _router(plan: UpPlan, ports: Ports) -> dict[str, Any]:
         "listen": ports.router_address,
         "http_listen": ports.http_address,
         "data_dir": str(plan.options.data_dir / "router"),
+        "drain_timeout_s": DRAIN_TIMEOUT_S,
         **_common(plan),
     }
 

@@ -11,9 +11,9 @@ MARKER = "SPRINGTIDE_NODE"
 
 
 def markers(agent_dir: Path) -> set[str]:
-    """The marks that the agent of this data folder gave, read from its workers' launch files."""
+    """The marks that the agent of this data folder gave, as it and its workers' launch files say."""
     found = set()
-    for launch in agent_dir.glob("workers/*/launch.json"):
+    for launch in (agent_dir / "nodeagent.json", *agent_dir.glob("workers/*/launch.json")):
         try:
             mark = json.loads(launch.read_bytes()).get("marker")
         except (OSError, ValueError, AttributeError):
