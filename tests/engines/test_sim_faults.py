@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,8 @@ async def test_orphans_outlive_the_engine_until_they_are_killed(sim: StartSim) -
         assert os.getpgid(pids[0]) == engine.process.pid
         assert os.getpgid(pids[1]) == pids[1]
         for pid in pids:  # a child is this mark only once it has executed
-            await eventually(lambda pid=pid: _is_orphan(pid))
-            await eventually(lambda pid=pid: _ignores_sigterm(pid))
+            await eventually(partial(_is_orphan, pid))
+            await eventually(partial(_ignores_sigterm, pid))
         engine.process.terminate()
         assert await left(engine) == 0
         for pid in pids:
@@ -177,7 +178,7 @@ async def test_orphans_outlive_the_engine_until_they_are_killed(sim: StartSim) -
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
     for pid in pids:
-        await eventually(lambda pid=pid: _gone(pid))
+        await eventually(partial(_gone, pid))
 
 
 def _is_orphan(pid: int) -> bool:

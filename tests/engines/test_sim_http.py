@@ -133,8 +133,7 @@ async def test_one_connection_serves_pipelined_requests_in_order(sim: StartSim) 
     engine = await sim()
     reader, writer = await asyncio.open_unix_connection(engine.launch.uds_path)
     one = b'{"prompt":"%b","max_tokens":2}'
-    for prompt in (b"a", b"b"):
-        raw = one % prompt
+    for raw in (one % b"a", one % b"b"):
         writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw))
     for prompt in ("a", "b"):
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
