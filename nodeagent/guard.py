@@ -141,7 +141,8 @@ class Guard:
         """Until the engine's first process has ended, the grace is over, or there is nobody left to serve."""
         while True:
             self._reap()
-            if self._status is not None:
+            # Orders may have come in one read with the launch, so they are looked at before the first wait too.
+            if self._status is not None or not self._obey():
                 return
             timeout = None
             if self._kill_at is not None:
@@ -151,15 +152,14 @@ class Guard:
             ready, _, _ = select.select([self._order_fd, wake_fd], [], [], timeout)
             if wake_fd in ready:
                 os.read(wake_fd, 4096)
-            if self._order_fd in ready and not self._obey():
-                return
+            if self._order_fd in ready:
+                data = os.read(self._order_fd, 65536)
+                if not data:
+                    return
+                self._buffer += data
 
     def _obey(self) -> bool:
-        """Reads orders; False means: kill everything now."""
-        data = os.read(self._order_fd, 65536)
-        if not data:
-            return False
-        self._buffer += data
+        """Follows the orders that were read; False means: kill everything now."""
         while b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
             if line == b"K":

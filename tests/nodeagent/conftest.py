@@ -4,13 +4,14 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.nodeagent.processes import RunningShim, kill_marked, marked
+from tests.nodeagent.fake_controlplane import FakeControlPlane
+from tests.nodeagent.processes import RunningAgent, RunningShim, kill_marked, marked
 
 
 @pytest.fixture
@@ -47,3 +48,25 @@ def start_shim(short_dir: Path, marker: str) -> Iterator[Callable[..., RunningSh
     yield start
     for shim in started:
         shim.kill()
+
+
+@pytest.fixture
+async def controlplane() -> AsyncIterator[FakeControlPlane]:
+    """A running fake control plane."""
+    fake = await FakeControlPlane().start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+def agent(short_dir: Path, controlplane: FakeControlPlane) -> Iterator[RunningAgent]:
+    """An agent that is not started yet. At the end it and all that it started are killed."""
+    running = RunningAgent(short_dir, controlplane.address)
+    yield running
+    running.kill()
+    kill_marked(running.marker)
+    end = time.monotonic() + 5
+    while (left := marked(running.marker)) and time.monotonic() < end:
+        time.sleep(0.05)
+        kill_marked(running.marker)
+    assert not left, f"cannot be killed: {left}"

@@ -182,3 +182,63 @@ def kill_marked(marker: str) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+class RunningAgent:
+    """One real agent process. `start` may be called again after `kill`: it finds its folder."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.data_dir = folder / "data"
+        self.folder = folder
+        self.address = address
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def marker(self) -> str:
+        """What marks this agent's processes."""
+        from nodeagent.runtime import marker_of
+
+        return marker_of(self.data_dir)
+
+    def start(self, *flags: str, gpus: int = 4) -> "RunningAgent":
+        """Starts it with simulated GPUs and fast loops."""
+        self.data_dir.mkdir(exist_ok=True)
+        (self.data_dir / "nodeagent.json").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "nodeagent", "--data-dir", str(self.data_dir), "--gpus", str(gpus)]
+        command += ["--runtime-dir", str(self.folder / "run"), "--controlplane", self.address]
+        command += ["--heartbeat-interval-s", "0.2", "--probe-interval-s", "0.2", "--reconnect-max-s", "0.3", *flags]
+        with open(self.folder / "agent.log", "ab") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        return self
+
+    async def up(self) -> "RunningAgent":
+        """Waits for the discovery file."""
+        assert self.process is not None
+        process = self.process
+        await eventually(lambda: (self.data_dir / "nodeagent.json").exists() or process.poll() is not None)
+        assert process.poll() is None, self.log
+        return self
+
+    @property
+    def log(self) -> str:
+        """All that it has logged."""
+        return (self.folder / "agent.log").read_text()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def exited(self) -> int:
+        """Waits for its end; the exit code."""
+        assert self.process is not None
+        process = self.process
+        await eventually(lambda: process.poll() is not None, 30)
+        return int(process.returncode)
+
+    def kill(self) -> None:
+        """SIGKILL, and reaped."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None

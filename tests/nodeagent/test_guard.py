@@ -1,13 +1,17 @@
 """Nothing of an engine survives: shim, guard and engine killed in turn, children that try to get away."""
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nodeagent import guard
 from tests.nodeagent.processes import RunningShim, alive, eventually, marked, stream_words, unix_call
 
 Start = Callable[..., RunningShim]
@@ -111,3 +115,22 @@ def _parent(pid: int) -> int:
 def _rss_mib(pid: int) -> float:
     line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
+
+
+def test_orders_that_come_with_the_launch_are_followed(short_dir: Path) -> None:
+    """A stop that overtakes the guard's own start is not forgotten: launch and order arrive in one read."""
+    order_read, order_write = os.pipe()
+    report_read, report_write = os.pipe()
+    launch = {"argv": ["/bin/sleep", "600"], "env": {}, "cwd": str(short_dir)}
+    os.write(order_write, json.dumps(launch).encode() + b"\nK\n")
+    command = [sys.executable, "-I", "-S", guard.__file__, str(order_read), str(report_write)]
+    process = subprocess.Popen(command, pass_fds=(order_read, report_write), start_new_session=True)
+    os.close(report_write)
+    try:
+        process.wait(timeout=8.0)
+        with open(report_read, "rb") as report:
+            assert [json.loads(line)["event"] for line in report] == ["started", "ended"]
+    finally:
+        process.kill()
+        os.close(order_write)
+        os.close(order_read)

@@ -169,7 +169,7 @@ async def test_bad_control_requests_are_answered(start_shim: Start) -> None:
     shim = await start_shim().listening()
     for target, body, status in (
         ("/v1/admission", {"admission": 77, "generation": 1}, 400),
-        ("/v1/admission", ["x"], 400),
+        ("/v1/admission", {"generation": "x"}, 400),
         ("/v1/nothing", {}, 404),
         ("/v1/quit", {}, 409),
     ):

@@ -1,0 +1,216 @@
+"""The agent from start to exit: adopt, serve a session, and leave in one of two ways."""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+from pathlib import Path
+
+import springtide
+from nodeagent import gpus, processes
+from nodeagent.config import AgentConfig, node_id
+from nodeagent.engines.registry import engine_adapter
+from nodeagent.engines.rules import LaunchRules
+from nodeagent.ledger import Ledger
+from nodeagent.metrics import AgentMetrics
+from nodeagent.node import Node
+from nodeagent.runtime import lock_data_dir, marker_of, runtime_dir, write_discovery
+from nodeagent.session import Session
+from nodeagent.setup import NodeSetup
+from springtide import notify
+from springtide.clock import SystemClock
+from springtide.errors import FailedPrecondition
+from springtide.model.node import NodeObserved
+from springtide.telemetry import prometheus_server
+from springtide.wire.agent import Hello
+
+log = logging.getLogger(__name__)
+
+_KILL_AFTER_S = 10.0
+_UNTOLD_AFTER_S = 2.0
+
+
+class Agent:
+    """Made before the event loop runs, so that what is wrong with the configuration shows at once.
+
+    Raises SpringtideError, OSError.
+    """
+
+    def __init__(self, loaded: AgentConfig) -> None:
+        self._config = loaded
+        self._data_dir = Path(loaded.data_dir).resolve()
+        self._lock = lock_data_dir(self._data_dir)
+        self._clock = SystemClock()
+        self._inventory = gpus.discover(loaded.gpus)
+        marker = marker_of(self._data_dir)
+        rules = loaded.launch
+        interpreters = tuple(rules.interpreters.values())
+        self._setup = NodeSetup(
+            node_id=node_id(loaded, self._data_dir),
+            marker=marker,
+            runtime_dir=runtime_dir(loaded.runtime_dir, marker),
+            ledger=Ledger(self._data_dir / "workers"),
+            gpus=self._inventory.gpus,
+            memory=self._inventory,
+            adapter=engine_adapter,
+            clock=self._clock,
+            start_slots=asyncio.Semaphore(loaded.parallel_starts),
+            metrics=AgentMetrics(),
+            rules=LaunchRules(
+                allowed_interpreters=(*rules.allowed_interpreters, *interpreters),
+                allowed_flags=rules.allowed_flags,
+                denied_flags=rules.denied_flags,
+                allowed_env=rules.allowed_env,
+            ),
+            interpreters=rules.interpreters,
+            host=loaded.host,
+            advertised_host=loaded.routed_host,
+            port_first=loaded.port_first,
+            port_last=loaded.port_last,
+            probe_interval_s=loaded.probe_interval_s,
+        )
+        self._node = Node(self._setup)
+        self._signals = 0
+        self._leave = asyncio.Event()
+        self._drain = asyncio.Event()
+        self._stop_deadline: float | None = None
+
+    async def run(self) -> None:
+        """Returns when the process may exit with 0."""
+        loaded = self._config
+        self._install_signals()
+        server = prometheus_server(loaded.metrics_host, loaded.metrics_port, self._setup.metrics.registry)
+        session = Session(
+            self._node,
+            self._hello(),
+            loaded.controlplane,
+            self._setup.metrics,
+            heartbeat_interval_s=loaded.heartbeat_interval_s,
+            reconnect_max_s=loaded.reconnect_max_s,
+            rng=random.Random(),
+            stopping=self._seconds_left,
+        )
+        await self._node.adopt()
+        self._write_discovery(server.address if server else "")
+        serving = asyncio.create_task(session.run())
+        watchdog = asyncio.create_task(notify.feed_watchdog())
+        notify.ready(f"node {self._setup.node_id}")
+        log.info("agent of node %s is up", self._setup.node_id, extra={"node": self._setup.node_id})
+        try:
+            await self._until_told(serving)
+            notify.stopping()
+            if self._drain.is_set():
+                await self._drain_all(session)
+        finally:
+            serving.cancel()
+            watchdog.cancel()
+            await asyncio.gather(serving, watchdog, return_exceptions=True)
+            await self._node.close()
+            if server:
+                server.close()
+
+    async def _until_told(self, serving: "asyncio.Task[None]") -> None:
+        told = [asyncio.create_task(self._leave.wait()), asyncio.create_task(self._drain.wait())]
+        await asyncio.wait([serving, *told], return_when=asyncio.FIRST_COMPLETED)
+        for task in told:
+            task.cancel()
+        if serving.done():
+            serving.result()  # the session never ends by itself: this raises what went wrong
+
+    # ------------------------------------------------------------ the end
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, self._config.stop_action == "drain")
+        loop.add_signal_handler(signal.SIGUSR1, self._on_signal, True)
+
+    def _on_signal(self, drain: bool) -> None:
+        self._signals += 1
+        if drain and self._signals == 1:
+            log.info("draining all workers; a second signal leaves them as they are")
+            self._stop_deadline = self._clock.now() + self._config.stop_timeout_s
+            self._drain.set()
+        else:
+            self._leave.set()
+
+    def _seconds_left(self) -> float | None:
+        if self._stop_deadline is None:
+            return None
+        return max(0.1, self._stop_deadline - self._clock.now())
+
+    async def _drain_all(self, session: Session) -> None:
+        """The control plane drains this node; without one, or when it takes too long, the agent does it itself."""
+        deadline = self._stop_deadline or self._clock.now()
+        notify.extend_timeout(self._config.stop_timeout_s + 2 * _KILL_AFTER_S)
+        self._setup.changed()
+        untold_since = self._clock.now()
+        drained_by_us = False
+        while not self._over() and self._clock.now() < deadline:
+            if session.connected:
+                untold_since = self._clock.now()
+            elif not drained_by_us and self._clock.now() - untold_since > _UNTOLD_AFTER_S:
+                log.warning("no control plane: the agent drains its workers itself")
+                self._node.drain_all()
+                drained_by_us = True
+            if drained_by_us:
+                await self._node.refresh()
+                if self._node.in_flight == 0:
+                    break
+            await self._pause(0.1)
+        if self._over():
+            await session.goodbye("stopped")
+            return
+        self._node.stop_all()
+        grace = self._clock.now() + _KILL_AFTER_S
+        while not self._over() and self._clock.now() < grace:
+            await self._pause(0.05)
+        self._node.stop_all(kill=True)
+        while not self._over():
+            await self._pause(0.05)
+        if not self._leave.is_set():
+            await session.goodbye("stopped")
+
+    def _over(self) -> bool:
+        return self._leave.is_set() or self._node.live_workers == 0
+
+    async def _pause(self, seconds: float) -> None:
+        waiting = [asyncio.create_task(self._leave.wait()), asyncio.create_task(self._node.idle.wait())]
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    # ------------------------------------------------------------ small parts
+
+    def _hello(self) -> Hello:
+        loaded = self._config
+        resources = {"cpus": os.cpu_count() or 1, **loaded.resources}
+        return Hello(
+            node_id=self._setup.node_id,
+            session_id=secrets.token_hex(8),
+            observed=NodeObserved(
+                boot_id=processes.boot_id(),
+                address=loaded.routed_host,
+                gpus=self._inventory.gpus,
+                labels=loaded.labels,
+                resources=resources,
+                agent_version=springtide.__version__,
+            ),
+        )
+
+    def _write_discovery(self, metrics: str) -> None:
+        fields: dict[str, object] = {
+            "pid": os.getpid(),
+            "node_id": self._setup.node_id,
+            "runtime_dir": str(self._setup.runtime_dir),
+            "marker": self._setup.marker,
+        }
+        if metrics:
+            fields["metrics"] = metrics
+        try:
+            write_discovery(self._data_dir, fields)
+        except OSError as error:
+            message, remedy = f"data_dir = {str(self._data_dir)!r}: {error}.", "Make room, or use another folder."
+            raise FailedPrecondition(message, field="data_dir", remedy=remedy) from None

@@ -1,0 +1,457 @@
+"""One engine's life under one shim: start or adopt, open, watch, probe, stop, and the proof that nothing is left.
+
+Tasks of one incarnation: the starter (until the engine is warm), the watcher (long poll at the shim), the prober (once
+a second). They only note facts and wake `Worker`, which is the one that acts.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from nodeagent import processes
+from nodeagent.engines.adapter import EngineAdapter, EngineLoad, ReadyReason
+from nodeagent.engines.http import EngineHttp
+from nodeagent.ledger import LedgerEntry
+from nodeagent.logtail import log_tail
+from nodeagent.setup import NodeSetup
+from nodeagent.shim.launch import EXIT_NO_PORT
+from nodeagent.shim_client import ShimClient
+from nodeagent.spawn import spawn
+from springtide.errors import SpringtideError
+from springtide.model.enums import ReportedPhase, Want
+from springtide.model.worker import ExitInfo
+from springtide.telemetry import emit_span
+from springtide.telemetry.spans import AttributeValue
+from springtide.v1 import shim_pb2
+
+log = logging.getLogger(__name__)
+
+ENDED = shim_pb2.ENGINE_PROCESS_ENDED
+STARTING = shim_pb2.SHIM_ADMISSION_STARTING
+_LONG_POLL_S = 20.0
+_SHIM_LISTENS_S = 30.0
+_FIRST_POLL_S = 0.05
+_WARM_UP_S = 120.0
+_QUIT_S = 5.0
+_STOP_OVERDUE_S = 15.0
+_MEMORY_SLACK_BYTES = 1024 * 1024 * 1024  # what a driver keeps for itself comes and goes
+
+
+class StartFailed(Exception):
+    """The engine did not become ready; `exit_info` says why."""
+
+    def __init__(self, exit_info: ExitInfo) -> None:
+        super().__init__(exit_info.message)
+        self.exit_info = exit_info
+
+
+class Incarnation:
+    """`entry` is kept current. `wake` is called at every change of a fact."""
+
+    def __init__(self, setup: NodeSetup, entry: LedgerEntry, wake: Callable[[], None]) -> None:
+        self._setup = setup
+        self._wake = wake
+        self.entry = entry
+        self.phase = ReportedPhase.BOOTING
+        self.status: shim_pb2.ShimStatus | None = None
+        self.load: EngineLoad | None = None
+        self.probe_failures = 0
+        self.warm = False
+        self.ended = False
+        self.failure: ExitInfo | None = None
+        self.stopping = False
+        self.killed = False
+        self._watching = False
+        self._shim_lost = False
+        self._exit_reason = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starter: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------ beginning
+
+    def start(self) -> None:
+        """Starts the engine, as soon as a start slot is free."""
+        self._starter = self._task(self._start())
+
+    def adopt(self) -> None:
+        """Takes over what the ledger says is alive."""
+        self.phase = ReportedPhase.ADOPTING
+        self._starter = self._task(self._adopt())
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """One worker's fault never becomes another's: what goes wrong here ends this incarnation, with a reason."""
+        try:
+            await work
+        except StartFailed as error:
+            self.failure = error.exit_info
+        except SpringtideError as error:
+            self.failure = ExitInfo(reason=error.reason, message=str(error))
+        except Exception as error:
+            log.exception("worker %s failed", self.entry.worker_id, extra=self._fields())
+            self.failure = ExitInfo(reason="AGENT_ERROR", message=f"{type(error).__name__}: {error}")
+        if self.failure is not None and self.status is None and not self.entry.live:
+            self.ended = True
+        self._wake()
+
+    async def _start(self) -> None:
+        async with self._setup.start_slots:  # waiting for a slot is no failure: the timeout begins after it
+            started_at = self._setup.clock.now()
+            try:
+                self.entry = spawn(self._setup, self.entry)
+            except SpringtideError as error:
+                reason = error.reason if error.reason == "LEDGER_WRITE_FAILED" else "LAUNCH_REFUSED"
+                raise StartFailed(ExitInfo(reason=reason, message=str(error))) from None
+            except OSError as error:
+                raise StartFailed(ExitInfo(reason="SPAWN_FAILED", message=f"cannot start a shim: {error}")) from None
+            self._setup.metrics.starts.labels(self.entry.pool).inc()
+            self._save()
+            log.info("worker %s started", self.entry.worker_id, extra=self._fields())
+            self.status = await self._first_status(_SHIM_LISTENS_S)
+            self._watch()
+            self._span("springtide.worker.boot", started_at)
+            await self._become_ready()
+
+    async def _adopt(self) -> None:
+        self.status = await self._first_status(self._setup.adopt_timeout_s)
+        if self.status.incarnation != self.entry.incarnation or self.status.worker_id != self.entry.worker_id:
+            self.status, self._shim_lost, self.ended = None, True, True
+            return
+        if self.entry.shim is None:
+            self.entry = dataclasses.replace(self.entry, shim=processes.identify(self.status.shim_pid))
+            self._save()
+        self._watch()
+        log.info("worker %s adopted", self.entry.worker_id, extra=self._fields())
+        if self.status.process == ENDED:
+            return
+        if self.status.admission == STARTING:
+            async with self._setup.start_slots:
+                await self._become_ready()
+        else:
+            await self._probe()
+            self.warm = True
+
+    async def _first_status(self, bound_s: float) -> shim_pb2.ShimStatus:
+        """The shim's first answer. Its death, or no answer within the bound, ends this incarnation."""
+        client = self._client()
+        end = self._setup.clock.now() + bound_s
+        while True:
+            try:
+                return await client.status()
+            except SpringtideError as error:
+                if not self._shim_lives():
+                    break
+                if self._setup.clock.now() > end:
+                    log.error("worker %s: its shim is silent: %s", self.entry.worker_id, error, extra=self._fields())
+                    break
+            await asyncio.sleep(_FIRST_POLL_S)
+        self._shim_lost = self.ended = True
+        raise StartFailed(self._shim_death())
+
+    async def _become_ready(self) -> None:
+        """Healthy, then one generated token."""
+        launch = self.entry.launch
+        timeout_s = launch.start_timeout_s or 900.0
+        begun_at = self._setup.clock.now()
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._set_phase(ReportedPhase.LOADING)
+                await self._until_healthy()
+                loaded_at = self._setup.clock.now()
+                self._span("springtide.worker.load", begun_at)
+                self._set_phase(ReportedPhase.WARMING)
+                model = launch.served_model_name or self.entry.pool
+                await self._adapter().warm_up(self._engine(), model, min(timeout_s, _WARM_UP_S))
+                self._span("springtide.worker.warm_up", loaded_at)
+        except TimeoutError:
+            message = f"the engine was not ready within start_timeout_s = {timeout_s:g}"
+            raise StartFailed(ExitInfo(reason="START_TIMEOUT", message=message)) from None
+        self.warm = True
+
+    async def _until_healthy(self) -> None:
+        pause_s = _FIRST_POLL_S
+        while not (await self._adapter().ready(self._engine())).ready:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, self._setup.probe_interval_s)
+
+    # ------------------------------------------------------------ watching
+
+    def _watch(self) -> None:
+        if not self._watching:
+            self._watching = True
+            self._task(self._watcher())
+            self._task(self._prober())
+
+    async def _watcher(self) -> None:
+        """The shim tells of every change at once; its own end shows as a broken connection."""
+        client = self._client()
+        while not self.ended:
+            try:
+                self._note(await client.status(self.status.version if self.status else 0, _LONG_POLL_S))
+            except SpringtideError:
+                if not self._shim_lives():
+                    self._shim_lost = self.ended = True
+                    self._wake()
+                    return
+                await asyncio.sleep(0.2)
+
+    def _note(self, status: shim_pb2.ShimStatus) -> None:
+        old, self.status = self.status, status
+        if status.process == ENDED:
+            self.ended = True
+        if old is None or old.version != status.version:
+            self._wake()
+
+    async def _prober(self) -> None:
+        while True:
+            await asyncio.sleep(self._setup.probe_interval_s)
+            if self.warm and not self.stopping and not self.ended:
+                await self._probe()
+
+    async def _probe(self) -> None:
+        """Health and load; nothing is generated. An engine that sleeps or is paused counts as failing."""
+        readiness = await self._adapter().ready(self._engine())
+        before = (self.probe_failures, self.engine_idle)
+        if readiness.ready:
+            self.probe_failures = 0
+        else:
+            self.probe_failures += 1
+            self._setup.metrics.probe_failures.labels(self.entry.pool).inc()
+            log.warning("worker %s: %s", self.entry.worker_id, readiness.detail, extra=self._fields())
+        if readiness.reason in (ReadyReason.READY, ReadyReason.PAUSED):
+            try:
+                self.load = await self._adapter().load(self._engine())
+            except SpringtideError:
+                self.load = None
+        else:
+            self.load = None
+        if (self.probe_failures, self.engine_idle) != before:
+            self._wake()
+
+    @property
+    def engine_idle(self) -> bool:
+        """The engine itself says that nothing runs or waits in it."""
+        return self.load is not None and self.load.idle is True
+
+    async def refresh(self) -> None:
+        """Reads the shim's counts for a heartbeat; old ones stay if it does not answer."""
+        if self.status is not None and not self.ended:
+            try:
+                self._note(await self._client().status())
+            except SpringtideError as error:
+                log.debug("worker %s: %s", self.entry.worker_id, error)
+
+    # ------------------------------------------------------------ orders
+
+    async def admit(
+        self, admission: "shim_pb2.ShimAdmission.ValueType", generation: int, max_in_flight: int, abort: bool
+    ) -> None:
+        """Sets the shim's admission. Raises SpringtideError when it does not answer."""
+        self._note(await self._client().admission(admission, generation, max_in_flight, abort))
+
+    async def stop(self, grace_s: float) -> None:
+        """Begins the engine's stop. May be called again with less grace. `ended` follows."""
+        if self._starter is not None:
+            self._starter.cancel()
+        first, self.stopping = not self.stopping, True
+        self.killed = self.killed or grace_s == 0.0
+        if not self.entry.live:
+            self.ended = True
+            return
+        self._watch()
+        if first or grace_s == 0.0:
+            self._task(self._escalate(grace_s + _STOP_OVERDUE_S))
+        try:
+            await self._client().stop(grace_s)
+        except SpringtideError as error:
+            log.warning("shim of worker %s takes no stop: %s", self.entry.worker_id, error, extra=self._fields())
+            if self.status is None:
+                self._kill_shim()
+
+    async def _escalate(self, after_s: float) -> None:
+        """A shim that hangs is killed; its guard then kills the engine."""
+        await asyncio.sleep(after_s)
+        if not self.ended:
+            log.error("shim of worker %s does not stop; it is killed", self.entry.worker_id, extra=self._fields())
+            self._kill_shim()
+
+    def _kill_shim(self) -> None:
+        if self.entry.shim is not None:
+            processes.kill(self.entry.shim, signal.SIGKILL)
+        if not self._shim_lives():
+            self._shim_lost = self.ended = True
+
+    # ------------------------------------------------------------ end
+
+    async def finish(self) -> ExitInfo:
+        """After `ended`: every process gone, GPU memory free, the ledger says so. Returns how the engine ended."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        begun_at = self._setup.clock.now()
+        exit_info = self.failure or (self._shim_death() if self._shim_lost else self._engine_death())
+        if self.entry.live:
+            await self._dismiss_shim()
+            await self._kill_leftovers()
+            await self._memory_free()
+            self._span("springtide.worker.release", begun_at)
+        tail = log_tail(self.log_path) or log_tail(self.log_path.with_name("shim.log"))
+        exit_info = dataclasses.replace(exit_info, log_tail=exit_info.log_tail or tail)
+        stopped = (self.stopping and self.failure is None) or self.entry.want is Want.STOP
+        if not stopped:
+            self._setup.metrics.ends.labels(self.entry.pool, exit_info.reason).inc()
+        self.entry = dataclasses.replace(
+            self.entry, live=False, shim=None, stopped=stopped, exit=None if stopped else exit_info
+        )
+        self._save()
+        fields = {**self._fields(), "reason": exit_info.reason}
+        log.info("worker %s ended: %s", self.entry.worker_id, exit_info.message, extra=fields)
+        return exit_info
+
+    async def _dismiss_shim(self) -> None:
+        try:
+            await self._client().quit()
+        except SpringtideError:
+            pass
+        end = self._setup.clock.now() + _QUIT_S
+        while self._shim_lives():
+            if self._shim_lost or self._setup.clock.now() > end:
+                self._kill_shim()
+            await asyncio.sleep(0.02)
+
+    async def _kill_leftovers(self) -> None:
+        """What carries this worker's mark and is not its shim. Again and again until nothing is left."""
+        pause_s = 0.02
+        while True:
+            left = [
+                identity
+                for identity, env in processes.marked(self._setup.marker)
+                if env.get(processes.WORKER) == self.entry.worker_id
+            ]
+            if not left:
+                return
+            for identity in left:
+                processes.kill(identity)
+            await asyncio.sleep(pause_s)
+            if pause_s >= 1.0:
+                pids = [identity.pid for identity in left]
+                log.error("worker %s: processes %s do not end", self.entry.worker_id, pids, extra=self._fields())
+            pause_s = min(pause_s * 2, 5.0)
+
+    async def _memory_free(self) -> None:
+        """A slice is given again only when its memory is free."""
+        pause_s = 0.1
+        while await asyncio.to_thread(self._memory_is_held):
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 2.0)
+            if pause_s >= 2.0:
+                gpus = ",".join(self.entry.gpu_ids)
+                log.warning("memory of GPUs %s is not free yet", gpus, extra=self._fields())
+
+    def _memory_is_held(self) -> bool:
+        """More is in use than before the start. One that cannot be measured counts as free: its processes are gone."""
+        for gpu_id in self.entry.gpu_ids:
+            used = self._setup.memory.memory_used_bytes(gpu_id)
+            if used is not None and used > self.entry.memory_before.get(gpu_id, 0) + _MEMORY_SLACK_BYTES:
+                return True
+        return False
+
+    def _engine_death(self) -> ExitInfo:
+        status = self.status
+        if status is None:
+            return ExitInfo(reason="START_CANCELLED", message="the start was cancelled before anything ran")
+        if self.stopping or status.stop_requested:
+            return ExitInfo(reason="STOPPED", message="the engine was stopped as asked")
+        if status.HasField("exit_signal"):
+            name = signal.Signals(status.exit_signal).name
+            message = f"the engine was killed by {name}"
+            return ExitInfo(signal=status.exit_signal, reason="ENGINE_KILLED", message=message)
+        code = status.exit_code if status.HasField("exit_code") else None
+        return ExitInfo(code=code, reason="ENGINE_EXITED", message=f"the engine exited with code {code}")
+
+    def _shim_death(self) -> ExitInfo:
+        identity = self.entry.shim
+        if identity is not None and identity.boot_id != processes.boot_id():
+            return ExitInfo(reason="HOST_REBOOTED", message="the host was started again")
+        if self._exit_reason == "PORTS_EXHAUSTED":
+            message = log_tail(self.log_path.with_name("shim.log"), lines=1).strip()
+            return ExitInfo(reason="PORTS_EXHAUSTED", message=message)
+        return ExitInfo(reason="SHIM_DIED", message="the shim ended, and its engine with it")
+
+    # ------------------------------------------------------------ small parts
+
+    @property
+    def log_path(self) -> Path:
+        """The engine's log."""
+        return self._setup.ledger.folder(self.entry.worker_id) / "engine.log"
+
+    def _shim_lives(self) -> bool:
+        identity = self.entry.shim
+        if identity is None:
+            return False
+        code = processes.reap(identity.pid)
+        if code == EXIT_NO_PORT:
+            self._exit_reason = "PORTS_EXHAUSTED"
+        return processes.lives(identity)
+
+    def _client(self) -> ShimClient:
+        return ShimClient(self.entry.control_path)
+
+    def _engine(self) -> EngineHttp:
+        return EngineHttp(self.entry.engine_endpoint)
+
+    def _adapter(self) -> EngineAdapter:
+        return self._setup.adapter(self.entry.launch.engine)
+
+    def _set_phase(self, phase: ReportedPhase) -> None:
+        self.phase = phase
+        self._wake()
+
+    def _save(self) -> None:
+        """The ledger again, where losing the newest lines costs little: adoption finds the rest at the shim."""
+        try:
+            self._setup.ledger.write(self.entry)
+        except OSError as error:
+            log.error("the ledger of worker %s is behind: %s", self.entry.worker_id, error, extra=self._fields())
+
+    def follow(self, store_id: str, generation: int, want: Want, traceparent: str) -> None:
+        """Notes what is wanted now, so that a later agent knows it."""
+        self.entry = dataclasses.replace(
+            self.entry,
+            store_id=store_id,
+            generation=generation,
+            want=want,
+            traceparent=traceparent or self.entry.traceparent,
+        )
+        self._save()
+
+    def span(self, name: str, start_s: float) -> None:
+        """A part of the worker's trace that ends now."""
+        self._span(name, start_s)
+
+    def _span(self, name: str, start_s: float) -> None:
+        attributes: dict[str, AttributeValue] = {
+            "springtide.pool": self.entry.pool,
+            "springtide.worker": self.entry.worker_id,
+            "springtide.node": self._setup.node_id,
+            "springtide.incarnation": self.entry.incarnation,
+        }
+        now = self._setup.clock.now()
+        emit_span(name, traceparent=self.entry.traceparent, start_s=start_s, end_s=now, attributes=attributes)
+
+    def _fields(self) -> dict[str, object]:
+        return {
+            "worker": self.entry.worker_id,
+            "pool": self.entry.pool,
+            "incarnation": self.entry.incarnation,
+            "traceparent": self.entry.traceparent,
+        }

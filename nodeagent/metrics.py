@@ -1,0 +1,54 @@
+"""What Prometheus sees of an agent."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from springtide.model.worker import WorkerReport
+
+
+class AgentMetrics:
+    """Counters that the loops raise, and gauges read from the workers when somebody scrapes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reports: tuple[WorkerReport, ...] = ()
+        counter = "springtide_agent_"
+        self.starts = Counter(f"{counter}engine_starts", "Engine starts.", ["pool"], registry=self.registry)
+        self.ends = Counter(
+            f"{counter}engine_ends", "Engine ends that nobody asked for.", ["pool", "reason"], registry=self.registry
+        )
+        self.probe_failures = Counter(
+            f"{counter}probe_failures", "Health probes that failed.", ["pool"], registry=self.registry
+        )
+        self.heartbeats = Counter(f"{counter}heartbeats", "Heartbeats sent.", registry=self.registry)
+        self.sessions = Counter(f"{counter}sessions", "Sessions opened with a control plane.", registry=self.registry)
+        self.connected = Gauge(f"{counter}connected", "1 while a session is up.", registry=self.registry)
+        self.registry.register(_Workers(self))
+
+
+class _Workers(Collector):
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        reports = self._metrics.reports
+        phases = GaugeMetricFamily("springtide_agent_workers", "Workers by phase.", labels=["pool", "phase"])
+        for key, count in _count((report.pool, report.phase.value.lower()) for report in reports).items():
+            phases.add_metric(list(key), count)
+        yield phases
+        in_flight = GaugeMetricFamily("springtide_agent_in_flight", "Requests in shims.", labels=["pool", "worker"])
+        for report in reports:
+            if report.in_flight is not None:
+                in_flight.add_metric([report.pool, report.worker_id], report.in_flight)
+        yield in_flight
+
+
+def _count(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    counts: dict[tuple[str, str], int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    return counts

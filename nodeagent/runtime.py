@@ -1,0 +1,71 @@
+"""Folders of an agent: one agent per data folder, a private runtime folder with short paths, the discovery file."""
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+from nodeagent.ledger import write_atomically
+from springtide.errors import AlreadyExists, FailedPrecondition
+
+DISCOVERY_FILE = "nodeagent.json"
+
+
+def lock_data_dir(data_dir: Path) -> int:
+    """Takes the folder for this process; the lock ends with it. Raises AlreadyExists, OSError."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(data_dir / "nodeagent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise AlreadyExists(
+            f"data_dir = {str(data_dir)!r}: another agent (process {owner}) uses it.",
+            reason="DATA_DIR_IN_USE",
+            field="data_dir",
+            value=str(data_dir),
+            remedy="Stop that agent, or give this one a data_dir of its own.",
+        ) from None
+    os.truncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def marker_of(data_dir: Path) -> str:
+    """What marks every process that an agent on this folder starts: a new agent on it knows its predecessor's."""
+    return hashlib.sha256(f"{os.getuid()}:{data_dir.resolve()}".encode()).hexdigest()[:24]
+
+
+def runtime_dir(configured: str, marker: str) -> Path:
+    """A private folder for unix sockets. Raises FailedPrecondition if somebody else owns it, OSError."""
+    if configured:
+        folder = Path(configured)
+    else:
+        root = Path(f"/tmp/springtide-{os.getuid()}")
+        _make_private(root)
+        folder = root / marker[:12]
+    _make_private(folder)
+    return folder.resolve()
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise FailedPrecondition(
+            f"runtime_dir = {str(folder)!r}: it belongs to another user or is no folder.",
+            reason="RUNTIME_DIR_UNSAFE",
+            field="runtime_dir",
+            value=str(folder),
+            remedy="Set runtime_dir to a folder of this user.",
+        )
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
+
+
+def write_discovery(data_dir: Path, fields: dict[str, object]) -> None:
+    """Tells other processes on this host what was really bound. Raises OSError."""
+    write_atomically(data_dir / DISCOVERY_FILE, json.dumps(fields).encode(), 0o644)
