@@ -10,7 +10,7 @@ from springtide.model.enums import Want
 class EngineLaunch:
     """How to start an engine. The agent adds what only the node knows: ports, sockets, visible devices."""
 
-    engine: str
+    engine: str = ""
     model: str = ""
     served_model_name: str = ""
     tensor_parallel_size: int = 1
@@ -32,7 +32,7 @@ class DesiredWorker:
     pool: str
     generation: int
     want: Want | None
-    launch: EngineLaunch
+    launch: EngineLaunch = EngineLaunch()
     paused: bool = False  # with RUN: the shim refuses with `paused`
     abort_in_flight: bool = False  # with DRAIN: cut what still runs, with an explicit error
     kill: bool = False  # with STOP: no grace

@@ -42,7 +42,7 @@ class RoutingTable:
 
 @dataclass(frozen=True, slots=True)
 class RoutingDelta:
-    """What changed from a table to the one at `revision`."""
+    """What changed from a table to the one at `revision`. Without changes it still carries its revision."""
 
     store_id: str
     revision: int
@@ -50,6 +50,10 @@ class RoutingDelta:
     removed_pools: tuple[str, ...] = ()
     workers: tuple[RoutedWorker, ...] = ()  # added or changed
     removed_workers: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.pools or self.removed_pools or self.workers or self.removed_workers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,90 @@
+"""The control plane's process: `python -m controlplane --config FILE.toml`."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from controlplane.assembly import ControlPlane
+from controlplane.config import ControlPlaneConfig, from_command_line
+from controlplane.loops.leader import Step
+from controlplane.metrics import Metrics
+from controlplane.store.memory import MemoryStore
+from controlplane.store.sqlite import SqliteStore
+from controlplane.store.store import Store
+from controlplane.traces import Traces
+from springtide import notify, telemetry
+from springtide.clock import SystemClock
+from springtide.errors import SpringtideError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 after SIGTERM or SIGINT, 2 for a start that cannot work, with one line on stderr."""
+    try:
+        settings = from_command_line(sys.argv[1:] if arguments is None else arguments)
+        telemetry.setup("springtide-controlplane", level=settings.log_level)
+        return asyncio.run(run(settings))
+    except SpringtideError as error:
+        print(f"controlplane: {error}", file=sys.stderr)
+        return 2
+    finally:
+        telemetry.shutdown()
+
+
+async def run(settings: ControlPlaneConfig) -> int:
+    """Serves until a signal comes."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    clock = SystemClock()
+    traces, metrics = Traces(), Metrics()
+
+    def watch(step: Step) -> None:
+        traces(step)
+        metrics(step)
+
+    control = ControlPlane(make_store(settings), settings, clock, watch)
+    metrics.attach(control)
+    endpoint = telemetry.prometheus_server(settings.metrics_host, settings.metrics_port, metrics.registry)
+    start = asyncio.create_task(control.start())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        return 0
+    address = start.result()
+    discovery = Path(settings.data_dir) / "controlplane.json"
+    found = {"pid": os.getpid(), "grpc": address}
+    write_discovery(discovery, found if endpoint is None else {**found, "metrics": endpoint.address})
+    notify.ready(f"serving on {address}")
+    watchdog = asyncio.create_task(notify.feed_watchdog(control.leader.makes_progress))
+    await stopped
+    notify.stopping()
+    watchdog.cancel()
+    await control.stop()
+    discovery.unlink(missing_ok=True)
+    if endpoint is not None:
+        endpoint.close()
+    return 0
+
+
+def make_store(settings: ControlPlaneConfig) -> Store:
+    """The only place that names stores."""
+    if settings.store == "memory":
+        return MemoryStore()
+    return SqliteStore(Path(settings.data_dir))
+
+
+def write_discovery(path: Path, content: dict[str, object]) -> None:
+    """Whole or not at all: a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(json.dumps(content) + "\n")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The parts of a control plane put together around a store: used by the process, and by tests in their own loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from controlplane.config import ControlPlaneConfig
+from controlplane.live import Live
+from controlplane.loops.hub import Hub
+from controlplane.loops.leader import Leader, Step
+from controlplane.services.agent import AgentService
+from controlplane.services.controlplane import ControlPlaneService
+from controlplane.services.pools import create_missing
+from controlplane.services.routing import RoutingService
+from controlplane.store.store import Store
+from springtide.clock import Clock
+from springtide.rpc import Server
+from springtide.v1 import agent_pb2_grpc, controlplane_pb2_grpc, routing_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+CONTROLPLANE = "springtide.v1.ControlPlaneService"
+_HEALTH_INTERVAL_S = 0.25
+
+
+class ControlPlane:
+    """`start` binds and leads, `stop` ends it. `leader`, `live` and `hub` are open to metrics and tests."""
+
+    def __init__(
+        self, store: Store, settings: ControlPlaneConfig, clock: Clock, on_step: Callable[[Step], None] = lambda _: None
+    ) -> None:
+        timing = settings.timing.timing()
+        self.store = store
+        self.live = Live(timing.heartbeat_interval_s)
+        self.hub = Hub()
+        self.clock = clock
+        self._settings = settings
+        self._timing = timing
+        self._on_step = on_step
+        self._server = Server(settings.security())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> str:
+        """Returns the bound address. Raises before anything runs when the port, the store or a pool cannot be used."""
+        settings, timing = self._settings, self._timing
+        initial = settings.initial_pools()
+        address = self._server.listen(settings.listen, "listen")
+        await self.store.open()
+        self.leader = Leader(self.store, self.live, self.hub, self.clock, timing, self._on_step)
+        await create_missing(self.leader, initial)
+        self._add_services()
+        await self._server.start()
+        self._tasks = [asyncio.create_task(self.leader.run()), asyncio.create_task(self._tell_health())]
+        await self.hub.wait_ready()
+        return address
+
+    async def stop(self) -> None:
+        """No new calls, sessions end, the commit under way finishes, the store closes."""
+        self.hub.close()
+        self.leader.stop()
+        await self._server.stop(self._settings.stop_timeout_s)
+        leading, telling = self._tasks
+        telling.cancel()
+        await asyncio.gather(leading, telling, return_exceptions=True)
+        await self.store.close()
+
+    def _add_services(self) -> None:
+        live, hub, leader, clock = self.live, self.hub, self.leader, self.clock
+        agents = AgentService(live, hub, leader, clock, self._timing.heartbeat_interval_s)
+        routers = RoutingService(live, hub, leader, clock)
+        operators = ControlPlaneService(self.store, hub, leader, clock)
+        add = self._server.add
+        add(agent_pb2_grpc.add_AgentServiceServicer_to_server, agents, "springtide.v1.AgentService")
+        add(routing_pb2_grpc.add_RoutingServiceServicer_to_server, routers, "springtide.v1.RoutingService")
+        add(controlplane_pb2_grpc.add_ControlPlaneServiceServicer_to_server, operators, CONTROLPLANE)
+
+    async def _tell_health(self) -> None:
+        """Agents and routers are served the last committed state anyway; operators need a store that writes."""
+        await self.hub.wait_ready()
+        await self._server.set_all_serving(True)
+        serving = True
+        while True:
+            writable = self.leader.stats.store_error is None
+            if writable is not serving:
+                serving = writable
+                log.log(
+                    logging.INFO if serving else logging.ERROR, "the store %s", "writes again" if serving else "fails"
+                )
+                await self._server.set_serving(CONTROLPLANE, serving)
+                await self._server.set_serving("", serving)
+            await asyncio.sleep(_HEALTH_INTERVAL_S)

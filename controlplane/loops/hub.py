@@ -1,0 +1,100 @@
+"""What is committed, as agents and routers are shown it. Level-triggered: who is slow sees only the latest."""
+
+import asyncio
+from collections.abc import Iterable
+
+from controlplane.core.desired import desired_workers
+from controlplane.core.routing import diff, routing_table
+from controlplane.core.signals import fresh_report
+from controlplane.core.snapshot import LiveView, Snapshot
+from springtide.model.desired import DesiredWorker
+from springtide.model.routing import RoutingDelta, RoutingTable, WorkerLoad
+
+
+class Hub:
+    """The leader publishes snapshots; sessions subscribe, and read what concerns them when they are woken."""
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot("", 0, {}, {}, {}, live=LiveView())
+        self.table = RoutingTable()
+        self._desired: dict[str, tuple[DesiredWorker, ...]] = {}
+        self._node_wakes: dict[str, list[asyncio.Event]] = {}
+        self._router_wakes: list[asyncio.Event] = []
+        self._ready = asyncio.Event()
+        self._closing = asyncio.Event()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    async def wait_closing(self) -> None:
+        await self._closing.wait()
+
+    async def wait_ready(self) -> None:
+        """Returns when something was published: until then nobody is told anything."""
+        await self._ready.wait()
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Shows a committed snapshot. Wakes nodes whose desired workers changed, and routers at each new revision."""
+        self.snapshot = snapshot
+        for node_id in [node_id for node_id in self._desired if node_id not in self._node_wakes]:
+            del self._desired[node_id]
+        for node_id, wakes in self._node_wakes.items():
+            desired = self._compute(node_id)
+            if self._desired.get(node_id) != desired:
+                self._desired[node_id] = desired
+                for wake in wakes:
+                    wake.set()
+        if (snapshot.store_id, snapshot.revision) != (self.table.store_id, self.table.revision):
+            self.table = routing_table(snapshot)
+            for wake in self._router_wakes:
+                wake.set()
+        self._ready.set()
+
+    def desired(self, node_id: str) -> tuple[DesiredWorker, ...]:
+        """All that is wanted of the node, as last published."""
+        found = self._desired.get(node_id)
+        if found is None:
+            found = self._desired[node_id] = self._compute(node_id)
+        return found
+
+    def subscribe_node(self, node_id: str, wake: asyncio.Event) -> None:
+        """`wake` is set whenever the node's desired workers have changed."""
+        self._node_wakes.setdefault(node_id, []).append(wake)
+
+    def unsubscribe_node(self, node_id: str, wake: asyncio.Event) -> None:
+        wakes = self._node_wakes.get(node_id, [])
+        if wake in wakes:
+            wakes.remove(wake)
+        if not wakes:
+            self._node_wakes.pop(node_id, None)
+
+    def subscribe_router(self, wake: asyncio.Event) -> None:
+        """`wake` is set whenever there is a table of a new revision, also one that differs in nothing else: routers
+        acknowledge revisions, and a drain waits for that."""
+        self._router_wakes.append(wake)
+
+    def unsubscribe_router(self, wake: asyncio.Event) -> None:
+        self._router_wakes.remove(wake)
+
+    def changes_since(self, table: RoutingTable) -> RoutingDelta | None:
+        """From `table` to the present one; None when only a snapshot will do."""
+        return diff(table, self.table)
+
+    def loads(self, now: float) -> Iterable[WorkerLoad]:
+        """In-flight of the routed workers as last published; unknown when the report is old."""
+        for worker_id, routed in self.table.workers.items():
+            worker = self.snapshot.workers.get(worker_id)
+            report = fresh_report(self.snapshot, worker, now) if worker is not None else None
+            in_flight, kv_use = (None, None) if report is None else (report.in_flight, report.kv_use)
+            yield WorkerLoad(worker_id, routed.incarnation, in_flight, kv_use)
+
+    def close(self) -> None:
+        """Ends every session: the control plane stops."""
+        self._closing.set()
+        self._ready.set()
+        for wake in [*self._router_wakes, *(wake for wakes in self._node_wakes.values() for wake in wakes)]:
+            wake.set()
+
+    def _compute(self, node_id: str) -> tuple[DesiredWorker, ...]:
+        return desired_workers(self.snapshot, node_id)

@@ -1,0 +1,236 @@
+"""The leader: looks, plans, commits, publishes. The only committer of intents.
+
+It looks when it is kicked with a key, and at the latest when its last plan said that time alone changes the answer.
+A fault in a look is logged, counted and retried with back-off: the last committed state stays published, nothing dies.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from controlplane.core.plan import plan
+from controlplane.core.snapshot import Plan, Snapshot, Timing
+from controlplane.live import Live
+from controlplane.loops.hub import Hub
+from controlplane.store.store import Committed, Compare, Records, Store, Write, kind_and_key
+from springtide.clock import Clock
+from springtide.errors import Conflict, SpringtideError
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MAX_S = 5.0
+_BUSY_LOOKS = 100  # looks in a row that wrote something: from then on each waits a little
+_BUSY_WAIT_S = 0.05
+_ORDER_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One commit of the leader, for those who watch it: metrics and traces."""
+
+    before: Records
+    plan: Plan
+    committed: Committed
+    now: float
+
+
+@dataclass(slots=True)
+class LeaderStats:
+    """Counters since the start. `store_error` is the last commit's, None when it succeeded."""
+
+    looks: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    errors: int = 0
+    plan_seconds: float = 0.0
+    last_look_at: float | None = None
+    store_error: SpringtideError | None = None
+    keys: set[str] = field(default_factory=set)
+
+
+class Leader:
+    """Run `run()` in one task. `kick` may be called from anywhere on its loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        live: Live,
+        hub: Hub,
+        clock: Clock,
+        timing: Timing,
+        on_step: Callable[[Step], None] = lambda step: None,
+    ) -> None:
+        self.stats = LeaderStats()
+        self.grace_until = clock.now() + timing.grace_s
+        self._store = store
+        self._live = live
+        self._hub = hub
+        self._clock = clock
+        self._timing = timing
+        self._on_step = on_step
+        self._kicked = asyncio.Event()
+        self._stopping = False
+
+    def kick(self, keys: str | Iterable[str]) -> None:
+        """Something happened to these records; no keys, no look. Kicks during a look lead to one more."""
+        wanted = {keys} if isinstance(keys, str) else set(keys)
+        if wanted:
+            self.stats.keys |= wanted
+            self._kicked.set()
+
+    def stop(self) -> None:
+        """`run` returns after the look under way."""
+        self._stopping = True
+        self._kicked.set()
+
+    def makes_progress(self) -> bool:
+        """For the watchdog: looks still end, be it with an error."""
+        last = self.stats.last_look_at
+        return last is not None and self._clock.now() - last < 3 * self._timing.monitoring_interval_s + _BACKOFF_MAX_S
+
+    async def run(self) -> None:
+        """Until `stop`."""
+        failures = busy = 0
+        while not self._stopping:
+            self._kicked.clear()
+            self.stats.keys.clear()
+            wake_at = self._clock.now()
+            try:
+                plan_made = await self.look()
+            except Conflict:
+                self.stats.conflicts += 1
+                busy += 1
+            except Exception as error:  # noqa: BLE001 - the leader outlives any fault of one look
+                failures += 1
+                self._note_failure(error, failures)
+                await self._pause(min(_BACKOFF_FIRST_S * 2 ** (failures - 1), _BACKOFF_MAX_S))
+            else:
+                failures = 0
+                busy = busy + 1 if plan_made.writes else 0
+                if not plan_made.writes:
+                    wake_at = self._next_look(plan_made)
+            self.stats.last_look_at = self._clock.now()
+            if busy > _BUSY_LOOKS:
+                await self._pause(_BUSY_WAIT_S)
+            await self._sleep_until(wake_at)
+
+    async def look(self) -> Plan:
+        """One look: plan, commit, publish. Raises Conflict when another writer was first, and what the store raises."""
+        records = await self._store.snapshot()
+        now = self._clock.now()
+        started = time.perf_counter()
+        made = plan(self._snapshot(records), now)
+        self.stats.plan_seconds += time.perf_counter() - started
+        self.stats.looks += 1
+        self._live.sampled(made.samples)
+        for text in made.notes:
+            log.debug("%s", text)
+        after = records
+        if made.writes or made.decisions or made.events:
+            try:
+                committed = await self._commit(records, made)
+            except SpringtideError:
+                self._hub.publish(self._snapshot(records))  # what is recorded stays in force
+                raise
+            after = await self._store.snapshot()
+            self._live.decided(committed.decisions)
+            self._on_step(Step(records, made, committed, now))
+        self._live.evaluated(made.evaluated, now)
+        self._live.forget(after.pools, after.nodes)
+        self._hub.publish(self._snapshot(after))
+        return made
+
+    async def execute(self, order: Callable[[Snapshot, float], Plan]) -> tuple[Plan, Snapshot]:
+        """Commits an operator's order (a pure function of controlplane.core.orders) and returns it with what is
+        recorded after it. Planned again when another writer was first. Raises what the order and the store raise.
+        """
+        for attempt in range(_ORDER_ATTEMPTS):
+            records = await self._store.snapshot()
+            now = self._clock.now()
+            made = order(self._snapshot(records), now)
+            if not (made.writes or made.decisions or made.events):
+                return made, self._snapshot(records)
+            try:
+                committed = await self._commit(records, made)
+            except Conflict:
+                if attempt + 1 == _ORDER_ATTEMPTS:
+                    raise
+                continue
+            self._on_step(Step(records, made, committed, now))
+            self.kick({"/".join(kind_and_key(write)) for write in made.writes} or {"order"})
+            return made, self._snapshot(await self._store.snapshot())
+        raise AssertionError("unreachable")
+
+    async def snapshot(self) -> Snapshot:
+        """What is recorded and heard now."""
+        return self._snapshot(await self._store.snapshot())
+
+    async def _commit(self, records: Records, made: Plan) -> Committed:
+        try:
+            committed = await self._store.commit(
+                compares_of(records, made.writes), made.writes, made.decisions, made.events
+            )
+        except Conflict:
+            raise
+        except SpringtideError as error:
+            self.stats.store_error = error
+            raise
+        self.stats.store_error = None
+        self.stats.commits += 1
+        return committed
+
+    def _snapshot(self, records: Records) -> Snapshot:
+        return Snapshot(
+            store_id=records.store_id,
+            revision=records.revision,
+            pools=records.pools,
+            nodes=records.nodes,
+            workers=records.workers,
+            live=self._live.view(),
+            timing=self._timing,
+            grace_until=self.grace_until,
+        )
+
+    def _next_look(self, made: Plan) -> float:
+        latest = self._clock.now() + self._timing.monitoring_interval_s
+        return latest if made.wake_at is None else min(made.wake_at, latest)
+
+    def _note_failure(self, error: Exception, failures: int) -> None:
+        self.stats.errors += 1
+        expected = isinstance(error, SpringtideError) and error is self.stats.store_error
+        if failures == 1 or failures % 20 == 0:
+            log.error(
+                "a look failed (%d in a row): %s; the last committed state stays in force",
+                failures,
+                error,
+                exc_info=None if expected else error,
+            )
+
+    async def _pause(self, seconds: float) -> None:
+        """Not shortened by kicks, only by `stop`."""
+        deadline = self._clock.now() + seconds
+        while not self._stopping and (left := deadline - self._clock.now()) > 0:
+            await asyncio.sleep(min(left, 0.1))
+
+    async def _sleep_until(self, wake_at: float) -> None:
+        left = wake_at - self._clock.now()
+        if left <= 0 or self._kicked.is_set():
+            await asyncio.sleep(0)  # let sessions take what was published
+            return
+        try:
+            async with asyncio.timeout(left):
+                await self._kicked.wait()
+        except TimeoutError:
+            pass
+
+
+def compares_of(records: Records, writes: Iterable[Write]) -> list[Compare]:
+    """What a commit of `writes` planned on `records` must find unmoved."""
+    found = []
+    for write in writes:
+        kind, key = kind_and_key(write)
+        found.append(Compare(kind, key, records.revision_of(kind, key)))
+    return found
