@@ -410,21 +410,22 @@ class Exchange:
             self._complete()
             return
         self._drop()
-        retry = self._tell(self._outcome(kind, detail=detail, timeout=timeout))
+        outcome = self._outcome(kind, detail=detail, timeout=timeout)
         status, message, code = _DEFAULT_ERRORS.get(kind, (500, "the request failed", "internal_error"))
+        error = error or error_body(message, code, status)
         if not self.started:
+            reply = reply or Reply(status, ((b"content-type", b"application/json"),), error)
+            outcome.answer = reply
+        retry = self._tell(outcome)
+        if not self.started and reply is not None:
             if retry is not None:
                 self.phase = DIRECTING
                 self._take(retry.answer)
-            elif reply is not None:
-                self._reply(reply)
-            elif error is not None:
-                self._reply(Reply(status, ((b"content-type", b"application/json"),), error))
             else:
-                self._reply(error_reply(status, message, code, status))
+                self._reply(reply)
             return
         if self.scan is not None:
-            event = b"data: " + (error or error_body(message, code, status)) + b"\n\n"
+            event = b"data: " + error + b"\n\n"
             self.client.write(self._encode(tail + event))
         # No closing chunk: nobody may take this for a clean end.
         self._end(close=True)

@@ -219,6 +219,8 @@ class Outcome:
     detail: str = ""
     headers: Headers = field(default_factory=list)
     """Head of the upstream's answer, where there was one."""
+    answer: Reply | None = None
+    """What the client gets unless the director says otherwise; None where nothing can be said any more."""
 
 
 Answer = Route | Reply

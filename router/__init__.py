@@ -1,0 +1,1 @@
+"""The router: one stable address for tokens, whatever workers are ACTIVE behind it."""

@@ -1,0 +1,183 @@
+"""`python -m router`: HTTP and gRPC fronts, the watch on the control plane, and an orderly end."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from router.config import RouterConfig
+from router.grpc_front import GenerationService
+from router.http_front import HttpFront
+from router.upstream import Dispatcher
+from router.watch import Watch
+from springtide import __version__, notify, telemetry
+from springtide.config import load
+from springtide.dataplane import Limits, RelayServer
+from springtide.errors import FailedPrecondition, InvalidArgument, SpringtideError
+from springtide.rpc import Security, Server, parse_address
+from springtide.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+
+log = logging.getLogger("router")
+
+SERVICE = "springtide.v1.GenerationService"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 after SIGTERM or SIGINT, 2 when it cannot start."""
+    arguments = vars(_parser().parse_args(argv))
+    try:
+        config = load(RouterConfig, arguments.pop("config"), arguments)
+        telemetry.setup("springtide-router", level=config.log_level)
+        data_dir = Path(config.data_dir)
+        data_dir.mkdir(parents=True, exist_ok=True)
+        uvloop.run(run(config, data_dir))
+    except (SpringtideError, OSError) as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 2
+    finally:
+        telemetry.shutdown()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="router", description="Routes tokens to the ACTIVE workers of each pool.")
+    parser.add_argument("--config", metavar="FILE.toml", help="configuration file; flags override it")
+    parser.add_argument("--controlplane", metavar="HOST:PORT")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="gRPC")
+    parser.add_argument("--http-listen", metavar="HOST:PORT", dest="http_listen", help="OpenAI HTTP")
+    parser.add_argument("--data-dir", dest="data_dir")
+    parser.add_argument("--router-id", dest="router_id")
+    parser.add_argument("--metrics-port", dest="metrics_port", type=int)
+    parser.add_argument("--log-level", dest="log_level")
+    parser.add_argument("--drain-timeout-s", dest="drain_timeout_s", type=float)
+    return parser
+
+
+async def run(config: RouterConfig, data_dir: Path) -> None:
+    """Serves until SIGTERM or SIGINT. Raises SpringtideError when it cannot start."""
+    parse_address(config.controlplane, "controlplane")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    dispatcher = Dispatcher(config.timeouts, config.max_attempts)
+    async with contextlib.AsyncExitStack() as stack:
+        await _serve(config, data_dir, dispatcher, stop, stack)
+
+
+async def _serve(
+    config: RouterConfig, data_dir: Path, dispatcher: Dispatcher, stop: asyncio.Event, stack: contextlib.AsyncExitStack
+) -> None:
+    limits = Limits(max_body_bytes=config.max_body_bytes, max_connections=config.max_connections)
+    security = config.security
+    server = Server(
+        Security(
+            tls_cert=security.tls_cert,
+            tls_key=security.tls_key,
+            tls_client_ca=security.tls_client_ca,
+            token_file=security.token_file,
+            insecure=security.insecure,
+        )
+    )
+    service = GenerationService(dispatcher, limits)
+    server.add(add_GenerationServiceServicer_to_server, service, SERVICE)
+    grpc_at = server.listen(config.listen, setting="listen")
+
+    async def on_table() -> None:
+        await server.set_all_serving(True)
+        table = dispatcher.admission.table
+        notify.status(f"{len(table.workers)} workers in {len(table.pools)} pools, revision {table.revision}")
+
+    router_id = config.router_id or _kept_id(data_dir)
+    watch = Watch(dispatcher, config.controlplane, router_id, uuid.uuid4().hex, __version__, on_table)
+    front = HttpFront(dispatcher, lambda: watch.connected)
+    relay = RelayServer(front, limits)
+    dispatcher.pools.append(relay.pool)
+    http_at = await _listen_http(relay, config)
+    metrics = telemetry.prometheus_server(config.metrics_host, config.metrics_port, dispatcher.metrics.registry)
+    if metrics is not None:
+        stack.callback(metrics.close)
+    await server.start()
+    addresses = {"grpc": grpc_at, "http": http_at, **({"metrics": metrics.address} if metrics else {})}
+    _write_discovery(data_dir / "router.json", {"pid": os.getpid(), "router_id": router_id, **addresses})
+    log.info("router serves", extra={"router_id": router_id, **addresses})
+    async with _background(watch.run()), _background(notify.feed_watchdog()):
+        notify.ready("waiting for the routing table")
+        await stop.wait()
+        log.info("router stops")
+        notify.stopping("draining")
+        front.stopping = True
+        notify.extend_timeout(config.drain_timeout_s + 5)
+        async with asyncio.TaskGroup() as ending:
+            ending.create_task(server.stop(config.drain_timeout_s))
+            ending.create_task(relay.close(config.drain_timeout_s))
+        service.pool.close()
+        dispatcher.close()
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Any) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _listen_http(relay: RelayServer, config: RouterConfig) -> str:
+    address = parse_address(config.http_listen, "http_listen")
+    if not address.is_loopback and not config.security.insecure:
+        raise InvalidArgument(
+            field="http_listen",
+            value=config.http_listen,
+            problem="is reachable from other machines, and this front has neither TLS nor tokens of its own",
+            remedy="Listen on 127.0.0.1 behind a TLS proxy, or set security.insecure = true in a trusted network.",
+            reason="INSECURE_LISTENER",
+        )
+    try:
+        port = await relay.start(address.host, address.port)
+    except OSError as error:
+        raise FailedPrecondition(
+            f"http_listen = {config.http_listen}: {error.strerror or error}.",
+            reason="PORT_IN_USE",
+            field="http_listen",
+            value=config.http_listen,
+            remedy=f"Stop what listens there (ss -ltnp 'sport = :{address.port}'), or set http_listen to a free port.",
+        ) from None
+    return f"{str(address).rpartition(':')[0]}:{port}"
+
+
+def _kept_id(data_dir: Path) -> str:
+    path = data_dir / "router.id"
+    try:
+        return path.read_text().strip() or _new_id(path)
+    except FileNotFoundError:
+        return _new_id(path)
+
+
+def _new_id(path: Path) -> str:
+    router_id = f"router-{uuid.uuid4().hex[:8]}"
+    path.write_text(router_id + "\n")
+    return router_id
+
+
+def _write_discovery(path: Path, content: dict[str, object]) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content) + "\n")
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

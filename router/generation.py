@@ -1,0 +1,100 @@
+"""A GenerateRequest as an OpenAI request, and the engine's events as Tokens. Pure translation."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from google.protobuf.json_format import MessageToDict
+
+from springtide.errors import InvalidArgument
+from springtide.v1 import generation_pb2 as pb
+
+_OWN_KEYS = frozenset(("model", "prompt", "messages", "stream", "stream_options"))
+
+
+def translate(request: pb.GenerateRequest, model: str) -> tuple[str, bytes]:
+    """Target and JSON body for the engine. Raises InvalidArgument."""
+    extra = MessageToDict(request.sampling.extra) if request.sampling.HasField("extra") else {}
+    for key in sorted(_OWN_KEYS & extra.keys()):
+        raise InvalidArgument(
+            field=f"sampling.extra.{key}", value=extra[key], problem="is set by the router", remedy=f"Leave {key} out."
+        )
+    if extra.get("n", 1) != 1:
+        remedy = "Send one call per answer, or use the HTTP front."
+        raise InvalidArgument(field="sampling.extra.n", value=extra["n"], problem="must be 1", remedy=remedy)
+    body: dict[str, Any] = {key: _whole(value) for key, value in extra.items()}
+    body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}, **_sampling(request.sampling)}
+    if request.return_token_ids:
+        body["return_token_ids"] = True
+    kind = request.WhichOneof("input")
+    if kind == "prompt":
+        return "/v1/completions", orjson.dumps({**body, "prompt": request.prompt})
+    if kind == "token_ids":
+        if not request.token_ids.ids:
+            raise InvalidArgument(
+                field="token_ids.ids", value="[]", problem="is empty", remedy="Send at least one token id."
+            )
+        return "/v1/completions", orjson.dumps({**body, "prompt": list(request.token_ids.ids)})
+    if kind == "chat":
+        if not request.chat.messages:
+            raise InvalidArgument(
+                field="chat.messages", value="[]", problem="is empty", remedy="Send at least one message."
+            )
+        messages = [{"role": m.role or "user", "content": m.content} for m in request.chat.messages]
+        return "/v1/chat/completions", orjson.dumps({**body, "messages": messages})
+    raise InvalidArgument(
+        field="input", value=None, problem="is missing", remedy="Set one of prompt, chat and token_ids."
+    )
+
+
+def _sampling(sampling: pb.Sampling) -> dict[str, Any]:
+    names = {"max_tokens", "temperature", "top_p", "seed", "ignore_eos"}
+    found: dict[str, Any] = {field.name: value for field, value in sampling.ListFields() if field.name in names}
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
+    return found
+
+
+def _whole(value: Any) -> Any:
+    """Struct numbers are floats; engines want whole ones where they are whole."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return value
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has come of one generation."""
+
+    chat: bool
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+    def read(self, data: bytes) -> pb.Tokens | None:
+        """One event; None where it brings no text and no token. Raises ValueError for what is no such event."""
+        event = orjson.loads(data)
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self.prompt_tokens = usage.get("prompt_tokens")
+            self.completion_tokens = usage.get("completion_tokens")
+        text = ""
+        ids: list[int] = []
+        for choice in event.get("choices") or ():
+            part = (choice.get("delta") or {}) if self.chat else choice
+            text += part.get("content" if self.chat else "text") or ""
+            ids += choice.get("token_ids") or ()
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        return pb.Tokens(text=text, token_ids=ids) if text or ids else None
+
+    def finished(self) -> pb.Finished:
+        """The closing message."""
+        return pb.Finished(
+            finish_reason=self.finish_reason,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+        )

@@ -1,0 +1,224 @@
+"""The OpenAI front: a director over the relay. Token routes go to workers; everything else is answered here."""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import orjson
+
+from router.core.admission import Ticket
+from router.core.retry import Verdict
+from router.upstream import AttemptEnd, Dispatcher
+from springtide.dataplane import (
+    REQUEST_ID_HEADER,
+    Answer,
+    InvalidJson,
+    Outcome,
+    OutcomeKind,
+    Reply,
+    Request,
+    Retry,
+    Route,
+    error_reply,
+)
+from springtide.errors import InvalidArgument, NotFound, SpringtideError
+
+TOKEN_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings"))
+FRONT = "http"
+_JSON = (b"content-type", b"application/json")
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A token request on its way."""
+
+    ticket: Ticket
+    request_id: bytes
+    stream: bool
+    body: bytes | None
+    """Replaces the client's body: it named the pool where the engine knows the served name."""
+    fault: Reply | None = None
+    """What the client gets when no other worker takes it."""
+
+
+class HttpFront:
+    """`healthy` says whether the control plane is connected: shown, never a reason to refuse."""
+
+    def __init__(self, dispatcher: Dispatcher, connected: Callable[[], bool] = lambda: True) -> None:
+        self._dispatcher = dispatcher
+        self._connected = connected
+        self._started_at = int(time.time())
+        self.stopping = False
+
+    # ------------------------------------------------------------ director
+
+    def direct(self, request: Request) -> Answer | Awaitable[Answer]:
+        """Routes of this front; see the module."""
+        path = request.path
+        if path in TOKEN_ROUTES:
+            if request.method != "POST":
+                return _not_allowed(request, "POST")
+            return self._generate(request)
+        local = {"/v1/models": self._models, "/health": self._health, "/healthz": self._alive}.get(path)
+        if local is None and path.startswith("/v1/models/"):
+            local = self._model
+        if local is None:
+            routes = ", ".join(sorted((*TOKEN_ROUTES, "/v1/models", "/health", "/healthz")))
+            message = f"There is no route {path}. Known: {routes}."
+            return error_reply(404, message, "invalid_request_error", "route_not_found")
+        if request.method not in ("GET", "HEAD"):
+            return _not_allowed(request, "GET")
+        return local(request)
+
+    def finished(self, request: Request, outcome: Outcome) -> Retry | None:
+        """Accounts, and sends the request elsewhere where that is right."""
+        call: Call = request.state
+        end = AttemptEnd(
+            outcome.kind,
+            outcome.response_started,
+            outcome.refusal,
+            outcome.timeout,
+            outcome.events,
+            outcome.first_byte_at,
+        )
+        ruling = self._dispatcher.ended(call.ticket, end, FRONT)
+        if ruling.verdict not in (Verdict.RETRY, Verdict.REQUEUE):
+            return None
+        if outcome.kind is not OutcomeKind.REFUSED:
+            call.fault = outcome.answer
+        return Retry(self._place(request, call))
+
+    # ------------------------------------------------------------ tokens
+
+    def _generate(self, request: Request) -> Answer | Awaitable[Answer]:
+        request_id = _request_id(request)
+        try:
+            call = self._call(request, request_id)
+        except SpringtideError as error:
+            return as_reply(error, request_id)
+        request.state = call
+        return self._place(request, call)
+
+    def _call(self, request: Request, request_id: bytes) -> Call:
+        try:
+            body = request.json()
+        except InvalidJson as error:
+            problem = str(error)
+            raise InvalidArgument(field="body", value="", problem=problem, remedy="Send a JSON object.") from None
+        model = body.get("model")
+        if model is None:
+            models = self._dispatcher.admission.models()
+            if len(models) != 1:
+                remedy = f"Name one of: {', '.join(models)}." if models else "There is no pool yet."
+                raise InvalidArgument(field="model", value=None, problem="is missing", remedy=remedy)
+            model = models[0]
+        if not isinstance(model, str):
+            raise InvalidArgument(field="model", value=model, problem="is not a string", remedy="Name a model.")
+        ticket = self._dispatcher.open(model)
+        served = self._dispatcher.admission.pool_of(model).served_model_name
+        changed = orjson.dumps({**body, "model": served}) if served != model else None
+        return Call(ticket, request_id, body.get("stream") is True, changed)
+
+    def _place(self, request: Request, call: Call) -> Answer | Awaitable[Answer]:
+        dispatcher, ticket = self._dispatcher, call.ticket
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def grant() -> None:
+            if answer.done():  # the client left in this very instant
+                dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, False), FRONT)
+            else:
+                answer.set_result(self._route(call))
+
+        def deny(error: SpringtideError | None) -> None:
+            if not answer.done():
+                answer.set_result(self._denied(call, error))
+
+        def left(future: "asyncio.Future[Answer]") -> None:
+            if future.cancelled():
+                dispatcher.cancel(ticket, FRONT)
+
+        try:
+            if dispatcher.place(ticket, grant, deny):
+                return self._route(call)
+        except SpringtideError as error:
+            return self._denied(call, error)
+        answer.add_done_callback(left)
+        return answer
+
+    def _route(self, call: Call) -> Route:
+        return self._dispatcher.route(call.ticket, call.request_id, call.stream, call.body)
+
+    def _denied(self, call: Call, error: SpringtideError | None) -> Reply:
+        if error is not None and call.fault is None:
+            reply = as_reply(error, call.request_id)
+        elif call.fault is not None:
+            headers = tuple(h for h in call.fault.headers if h[0] != REQUEST_ID_HEADER)
+            reply = Reply(call.fault.status, (*headers, (REQUEST_ID_HEADER, call.request_id)), call.fault.body)
+        else:
+            reply = error_reply(503, "The router is stopping.", "service_unavailable_error", "stopping", close=True)
+        self._dispatcher.closed(call.ticket, FRONT, OutcomeKind.REFUSED)
+        return reply
+
+    # ------------------------------------------------------------ answered here
+
+    def _models(self, request: Request) -> Reply:
+        data = [self._shown(name) for name in self._dispatcher.admission.models()]
+        return _json(200, {"object": "list", "data": data})
+
+    def _model(self, request: Request) -> Reply:
+        name = request.path.removeprefix("/v1/models/")
+        models = self._dispatcher.admission.models()
+        if name not in models:
+            return as_reply(NotFound(kind="model", name=name, known=models))
+        return _json(200, self._shown(name))
+
+    def _shown(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._started_at, "owned_by": "springtide"}
+
+    def _alive(self, request: Request) -> Reply:
+        return _json(200, {"status": "ok"})
+
+    def _health(self, request: Request) -> Reply:
+        admission = self._dispatcher.admission
+        serving = admission.known and not self.stopping
+        status = "stopping" if self.stopping else "ok" if serving else "no routing table yet"
+        shown = {
+            "status": status,
+            "controlplane": "connected" if self._connected() else "away",
+            "revision": admission.table.revision,
+            "models": {
+                pool.served_model_name: {"active": admission.active(name), "waiting": admission.waiting(name)}
+                for name, pool in admission.table.pools.items()
+            },
+        }
+        return _json(200 if serving else 503, shown, () if serving else ((b"retry-after", b"1"),))
+
+
+def as_reply(error: SpringtideError, request_id: bytes = b"") -> Reply:
+    """The error in OpenAI's shape, with Retry-After where it may be tried again."""
+    headers = [_JSON]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    if request_id:
+        headers.append((REQUEST_ID_HEADER, request_id))
+    return Reply(error.http_status, tuple(headers), orjson.dumps(error.openai_body()))
+
+
+def _request_id(request: Request) -> bytes:
+    given = request.header(REQUEST_ID_HEADER)
+    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+
+def _json(status: int, value: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    return Reply(status, (_JSON, *headers), orjson.dumps(value))
+
+
+def _not_allowed(request: Request, method: str) -> Reply:
+    message = f"{request.path} takes {method}, not {request.method}."
+    return error_reply(
+        405, message, "invalid_request_error", "method_not_allowed", headers=((b"allow", method.encode()),)
+    )

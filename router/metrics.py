@@ -1,0 +1,77 @@
+"""The router's Prometheus metrics: counters where things happen, gauges read from the core when scraped."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.core.admission import Admission
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """One registry per router, so that several live in one process."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "springtide_router_requests",
+            "Requests that ended, by pool, front (http, grpc) and outcome.",
+            ("pool", "front", "outcome"),
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "springtide_router_retries",
+            "Attempts before the first token that were given to another worker, by pool and cause.",
+            ("pool", "cause"),
+            registry=self.registry,
+        )
+        self.rejected = Counter(
+            "springtide_router_rejected",
+            "Requests refused for lack of a worker, by pool and reason.",
+            ("pool", "reason"),
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "springtide_router_events", "Stream events relayed, by pool.", ("pool",), registry=self.registry
+        )
+        self.ttft = Histogram(
+            "springtide_router_time_to_first_token_seconds",
+            "From a request's arrival to the first event or byte of its answer, waiting and retries included.",
+            ("pool",),
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.waited = Histogram(
+            "springtide_router_waited_seconds",
+            "Time held in the router, of requests that were held.",
+            ("pool",),
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(_State(admission))
+
+
+class _State(Collector):
+    """Gauges. Read in the exporter's thread: every look works on a copy."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def collect(self) -> Iterable[Metric]:
+        table = self._admission.table
+        waiting = GaugeMetricFamily("springtide_router_waiting", "Requests held now, by pool.", labels=["pool"])
+        workers = GaugeMetricFamily("springtide_router_workers", "Routable workers, by pool.", labels=["pool"])
+        for name in list(table.pools):
+            waiting.add_metric([name], self._admission.waiting(name))
+            workers.add_metric([name], self._admission.active(name))
+        in_flight = GaugeMetricFamily(
+            "springtide_router_in_flight", "This router's requests at each worker.", labels=["pool", "worker"]
+        )
+        for seat in list(self._admission.seats()):
+            in_flight.add_metric([seat.worker.pool, seat.worker.worker_id], seat.own)
+        revision = GaugeMetricFamily("springtide_router_table_revision", "Revision of the routing table.")
+        revision.add_metric([], table.revision)
+        return [waiting, workers, in_flight, revision]

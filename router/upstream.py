@@ -1,0 +1,245 @@
+"""Between the fronts and the core: tickets with callbacks, timers for the queues, and what an ended attempt means."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.config import Timeouts
+from router.core.admission import Admission, Granted, Ticket
+from router.core.retry import Ruling, Verdict, rule
+from router.core.seat import Seat
+from router.core.table import Change
+from router.metrics import Metrics
+from springtide import telemetry
+from springtide.dataplane import INCARNATION_HEADER, REQUEST_ID_HEADER, OutcomeKind, Route, TcpAddress, UpstreamPool
+from springtide.dataplane.messages import parse_address
+from springtide.errors import SpringtideError
+from springtide.model.routing import RouterReport, RoutingDelta, RoutingTable, WorkerLoad
+
+Grant = Callable[[], None]
+Deny = Callable[[SpringtideError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended, whichever front made it. Times are the loop's clock."""
+
+    kind: OutcomeKind
+    response_started: bool
+    refusal: str = ""
+    timeout: str = ""
+    events: int = 0
+    first_byte_at: float | None = None
+
+
+class Dispatcher:
+    """Gives tickets their workers. Lives on one event loop; its clock is the loop's."""
+
+    def __init__(self, timeouts: Timeouts, max_attempts: int) -> None:
+        self.admission = Admission()
+        self.metrics = Metrics(self.admission)
+        self.on_demand: Callable[[], None] = lambda: None
+        """Called when a pool's first request waits or is rejected."""
+        self.pools: list[UpstreamPool] = []
+        """Connection pools of the fronts: idle connections to workers that left the table are closed in them."""
+        self._timeouts = timeouts
+        self._max_attempts = max_attempts
+        self._held: dict[Ticket, tuple[Grant, Deny]] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._hot: set[str] = set()
+        self._loop = asyncio.get_running_loop()
+
+    # ------------------------------------------------------------ the table
+
+    def snapshot(self, table: RoutingTable) -> Change:
+        """Takes a snapshot and dispatches what it makes possible."""
+        before = self._endpoints()
+        change = self.admission.snapshot(table, self._loop.time())
+        self._moved(before)
+        return change
+
+    def delta(self, delta: RoutingDelta) -> Change:
+        """Takes a delta and dispatches what it makes possible."""
+        before = self._endpoints()
+        change = self.admission.delta(delta, self._loop.time())
+        self._moved(before)
+        return change
+
+    def loads(self, loads: tuple[WorkerLoad, ...]) -> None:
+        """Takes the shims' counts."""
+        self.admission.loads(loads, self._loop.time())
+
+    def _endpoints(self) -> set[str]:
+        return {seat.worker.endpoint for seat in self.admission.seats()}
+
+    def _moved(self, before: set[str]) -> None:
+        for endpoint in before - self._endpoints():
+            for pool in self.pools:
+                pool.close_address(parse_address(endpoint))
+        for name in self.admission.waiting_pools():
+            self._pump(name)
+
+    # ------------------------------------------------------------ tickets
+
+    def open(self, model: str, deadline: float | None = None) -> Ticket:
+        """A ticket. Raises NotFound that names the known models, Unavailable before the first table."""
+        return self.admission.open(model, self._loop.time(), deadline)
+
+    def place(self, ticket: Ticket, grant: Grant, deny: Deny) -> bool:
+        """True: `ticket.seat` is set. False: `grant` or `deny` will be called, not before this returns.
+
+        Raises Unavailable or Exhausted with `retry_after_s`.
+        """
+        try:
+            if self.admission.admit(ticket, self._loop.time()):
+                return True
+        except SpringtideError as error:
+            self._rejected(ticket, error)
+            raise
+        self._held[ticket] = (grant, deny)
+        self._demanded(ticket.pool)
+        # Not from within: somebody behind an excluded ticket may have a seat at once.
+        self._wake(ticket.pool, self._loop.time())
+        return False
+
+    def cancel(self, ticket: Ticket, front: str) -> None:
+        """The client of a held ticket left. Nothing happens to one that was granted or denied already."""
+        if self._held.pop(ticket, None) is not None:
+            self.admission.cancel(ticket)
+            self.closed(ticket, front, OutcomeKind.CLIENT_GONE)
+
+    def ended(self, ticket: Ticket, end: AttemptEnd, front: str) -> Ruling:
+        """Accounts for an attempt's end and says what follows. A RETRY or REQUEUE is for the caller to `place`."""
+        ruling = rule(
+            end.kind,
+            response_started=end.response_started,
+            refusal=end.refusal,
+            timeout=end.timeout,
+            attempts=ticket.attempts,
+            max_attempts=self._max_attempts,
+        )
+        pool, demand = ticket.pool, self.admission.demand(ticket.pool)
+        self.admission.settle(ticket, ruling, end.refusal, self._loop.time())
+        if end.events:
+            self.metrics.tokens.labels(pool).inc(end.events)
+        if end.first_byte_at is not None and end.response_started:
+            ttft_s = max(0.0, end.first_byte_at - ticket.arrived_at)
+            demand.first_token(ttft_s)
+            self.metrics.ttft.labels(pool).observe(ttft_s)
+        if ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE):
+            self.metrics.retries.labels(pool, end.refusal or end.kind.value).inc()
+        else:
+            self.closed(ticket, front, end.kind)
+        if self.admission.waiting(pool):
+            self._pump(pool)
+        return ruling
+
+    def closed(self, ticket: Ticket, front: str, kind: OutcomeKind) -> None:
+        """The request is over: one count, whatever its attempts."""
+        if kind not in (OutcomeKind.OK, OutcomeKind.CLIENT_GONE):
+            self.admission.demand(ticket.pool).failed_total += 1
+        self.metrics.requests.labels(ticket.pool, front, kind.value).inc()
+        if ticket.waited_s > 0:
+            self.metrics.waited.labels(ticket.pool).observe(ticket.waited_s)
+
+    def route(self, ticket: Ticket, request_id: bytes, stream: bool, body: bytes | None = None) -> Route:
+        """The way to the ticket's worker."""
+        seat = ticket.seat
+        assert seat is not None
+        timeouts = self._timeouts
+        host, _, port = seat.worker.endpoint.rpartition(":")
+        return Route(
+            TcpAddress(host.strip("[]"), int(port)),
+            headers=(
+                (INCARNATION_HEADER, str(seat.worker.incarnation).encode()),
+                (REQUEST_ID_HEADER, request_id),
+            ),
+            reply_headers=((REQUEST_ID_HEADER, request_id),),
+            connect_timeout_s=timeouts.connect_timeout_s,
+            first_byte_timeout_s=timeouts.total_timeout_s,
+            idle_timeout_s=timeouts.idle_timeout_s if stream else None,
+            total_timeout_s=None if stream else timeouts.total_timeout_s,
+            key=seat,
+            body=body,
+            on_first_byte=None if seat.spanned else self._span(seat, self._loop.time()),
+        )
+
+    def _span(self, seat: Seat, started_at: float) -> Callable[[float], None]:
+        def first_token(at: float) -> None:
+            if seat.spanned:
+                return
+            seat.spanned = True
+            offset = time.time() - self._loop.time()
+            telemetry.emit_span(
+                "route.first_token",
+                traceparent=seat.worker.traceparent or None,
+                start_s=started_at + offset,
+                end_s=at + offset,
+                attributes={
+                    "springtide.pool": seat.worker.pool,
+                    "springtide.worker": seat.worker.worker_id,
+                    "springtide.incarnation": seat.worker.incarnation,
+                    "springtide.node": seat.worker.node_id or None,
+                },
+                kind=telemetry.SpanKind.CLIENT,
+            )
+
+        return first_token
+
+    # ------------------------------------------------------------ queues
+
+    def _pump(self, pool: str) -> None:
+        verdicts, wake_at = self.admission.pump(pool, self._loop.time())
+        timer = self._timers.pop(pool, None)
+        if timer is not None:
+            timer.cancel()
+        if wake_at is not None:
+            self._wake(pool, wake_at)
+        for verdict in verdicts:
+            grant, deny = self._held.pop(verdict.ticket)
+            if isinstance(verdict, Granted):
+                grant()
+                continue
+            if verdict.error is not None:
+                self._rejected(verdict.ticket, verdict.error)
+            deny(verdict.error)
+
+    def _wake(self, pool: str, at: float) -> None:
+        timer = self._timers.get(pool)
+        if timer is None or timer.when() > at:
+            if timer is not None:
+                timer.cancel()
+            self._timers[pool] = self._loop.call_at(at, self._timed, pool)
+
+    def _timed(self, pool: str) -> None:
+        self._timers.pop(pool, None)
+        self._pump(pool)
+
+    # ------------------------------------------------------------ demand
+
+    def report(self) -> RouterReport:
+        """For the control plane. From here on a pool without demand is cold: its next request is told at once."""
+        report = self.admission.report(self._loop.time())
+        self._hot = {pool.pool for pool in report.pools if pool.waiting or pool.rejected}
+        return report
+
+    def _demanded(self, pool: str) -> None:
+        if pool not in self._hot:
+            self._hot.add(pool)
+            self.on_demand()
+
+    def _rejected(self, ticket: Ticket, error: SpringtideError) -> None:
+        self.metrics.rejected.labels(ticket.pool, error.reason).inc()
+        if error.retry_after_s is not None:
+            self._demanded(ticket.pool)
+
+    def close(self) -> None:
+        """Stops the timers; what is held is denied."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        held, self._held = self._held, {}
+        for ticket, (_, deny) in held.items():
+            self.admission.cancel(ticket)
+            deny(None)
