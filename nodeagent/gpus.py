@@ -167,6 +167,14 @@ class NvmlDriver:
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError:
+            return None
+        try:
+            # The older call counts what the driver keeps for itself too: hundreds of MiB on an idle GPU.
+            return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
+        except (nvml.NVMLError, AttributeError):
+            pass
+        try:
             return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
         except nvml.NVMLError:
             return None

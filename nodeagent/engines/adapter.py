@@ -112,7 +112,7 @@ class EngineAdapter(Protocol):
     async def ready(self, http: EngineHttp) -> Readiness:
         """Healthy, awake and not paused. Generates nothing, never raises for an engine that is away."""
 
-    async def warm_up(self, http: EngineHttp, model: str, timeout_s: float = 60.0) -> None:
+    async def warm_up(self, http: EngineHttp, model: str, timeout_s: float = 300.0) -> None:
         """Generate one token. Raises WarmUpFailed with the engine's words when that fails."""
 
     async def load(self, http: EngineHttp) -> EngineLoad:

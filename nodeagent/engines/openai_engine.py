@@ -86,7 +86,7 @@ class OpenAiEngine:
         """The engine's own readiness check; here: /health answers 200."""
         return await health(http, "/health")
 
-    async def warm_up(self, http: EngineHttp, model: str, timeout_s: float = 60.0) -> None:
+    async def warm_up(self, http: EngineHttp, model: str, timeout_s: float = 300.0) -> None:
         """Generate one token."""
         body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0, "stream": False}
         response = await http.post("/v1/completions", body, timeout_s)

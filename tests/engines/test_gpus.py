@@ -80,3 +80,68 @@ def test_a_host_without_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     assert discover(None, {}).gpus == ()
     with pytest.raises(InvalidArgument, match="no NVIDIA driver library"):
         discover(None, {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+class PlayedNvml:
+    """As much of the module pynvml as is used: one plain GPU, one with MIG on and one slice in two places."""
+
+    nvmlMemory_v2 = 2  # noqa: N815 - NVML's name
+
+    class NVMLError(Exception):
+        """As NVML's."""
+
+    class Memory:
+        """As NVML's."""
+
+        def __init__(self, total: int, used: int) -> None:
+            self.total, self.used = total, used
+
+    def __init__(self, has_v2: bool = True) -> None:
+        self.has_v2 = has_v2
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return f"gpu{index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if not uuid.endswith(("gpu0", "gpu1", "slice0")):
+            raise self.NVMLError("not found")
+        return uuid.rpartition("-")[2]
+
+    def nvmlDeviceGetUUID(self, handle: str) -> bytes:  # noqa: N802 - old versions answer bytes
+        return f"{'MIG' if handle.startswith('slice') else 'GPU'}-{handle}".encode()
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+        return f"name of {handle}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Memory:  # noqa: N802
+        if version and not self.has_v2:
+            raise self.NVMLError("function not found")
+        return self.Memory(80 * GIB, 0 if version else GIB // 2)
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:  # noqa: N802
+        if handle == "gpu0":
+            raise self.NVMLError("not supported")
+        return 1, 1
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, at: int) -> str:  # noqa: N802
+        if at:
+            raise self.NVMLError("not found")
+        return "slice0"
+
+
+def test_nvml_is_read_with_its_slices() -> None:
+    found = discover(None, {}, NvmlDriver(PlayedNvml()))
+    assert [(gpu.id, gpu.name) for gpu in found.gpus] == [("0", "name of gpu0"), ("MIG-slice0", "name of slice0")]
+
+
+def test_memory_that_the_driver_keeps_is_not_counted_where_it_can_tell() -> None:
+    for has_v2, used in ((True, 0), (False, GIB // 2)):
+        driver = NvmlDriver(PlayedNvml(has_v2))
+        assert driver.memory_used_bytes("GPU-gpu0") == used
+        assert driver.memory_used_bytes("GPU-gone") is None
