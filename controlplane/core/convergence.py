@@ -62,7 +62,7 @@ def _converge(draft: Draft, name: str) -> None:
         pool = draft.pool_intent(pool, desired_workers=aim.target)
     _settle_lost(draft, pool, aim.target)
     moves = Moves(departed=_departed(draft, pool))
-    policy_grows = aim.asked is not None and aim.target > before
+    policy_grows = aim.asked is not None and aim.asked.answer.wanted > before
     _grow(draft, pool, aim, moves, policy_grows)
     _shrink(draft, pool, aim, moves)
     _leave_nodes(draft, pool, aim.target)
@@ -195,7 +195,8 @@ def _node_is_up(draft: Draft, worker: Worker) -> bool:
 def _start_candidates(draft: Draft, pool: Pool, missing: int, policy_grows: bool) -> list[Worker | None]:
     """Records to start, None for a new one. A failed record that waits for its next attempt keeps its place, so that
     back-off is not dodged by starting another. One whose attempts ran out keeps it too, except that a policy may grow
-    past it (one worker that cannot start does not hold down the pool), at most once per worker of the upper bound."""
+    past it while some worker of the pool is ACTIVE (one that cannot start does not hold down the others), at most once
+    per worker of the upper bound."""
     workers = draft.workers_of(pool.name)
     failing = [worker for worker in workers if is_failing(worker)]
     due = [worker for worker in failing if is_due(worker, draft.now)]
@@ -203,7 +204,8 @@ def _start_candidates(draft: Draft, pool: Pool, missing: int, policy_grows: bool
         draft.wake(worker.intent.next_attempt_at)
     blocked = [worker for worker in failing if not is_due(worker, draft.now)]
     exhausted = [worker for worker in blocked if is_exhausted(worker, pool)]
-    if policy_grows and len(exhausted) < pool.spec.max_workers:
+    works = any(worker.state is State.ACTIVE for worker in workers)
+    if policy_grows and works and len(exhausted) < pool.spec.max_workers:
         blocked = [worker for worker in blocked if not is_exhausted(worker, pool)]
     chosen: list[Worker | None] = [*due[:missing]]
     rest = missing - len(chosen) - len(blocked)
