@@ -1,0 +1,230 @@
+"""Silence, loss, return, leaving (CP12, CP10, F13, F14, F15)."""
+
+import dataclasses
+from typing import Any
+
+from controlplane.core.desired import desired_workers
+from controlplane.core.snapshot import NodeLive
+from springtide.model.enums import Condition, DecisionResult, NodeState, Phase, ReportedPhase, State, Want
+from springtide.model.worker import WorkerReport
+from tests.controlplane.core.world import STORE_ID, World
+
+
+def two_nodes(desired: int = 1, gpus: int = 2, nodes: int = 2, **spec: Any) -> World:
+    world = World(nodes=nodes, gpus=gpus)
+    world.add_pool(desired=desired, **spec)
+    world.set_intent("demo", manual_workers=desired)
+    world.turn(times=6)
+    assert world.count(State.ACTIVE) == desired
+    return world
+
+
+def test_suspect_then_lost_then_replaced() -> None:
+    """CP12, CP20: 3 s of silence make it SUSPECT and still routed, 15 s LOST with its slice reserved; another takes
+    over."""
+    world = two_nodes()
+    world.nodes["n1"].reachable = False
+    world.turn(times=5)
+    assert world.workers["demo-1"].intent.condition is Condition.SUSPECT
+    assert world.routed() == ["demo-1"]
+    world.turn(times=12)
+    worker = world.workers["demo-1"]
+    assert (worker.state, worker.intent.phase, worker.intent.reason) == (State.INACTIVE, Phase.LOST, "LEASE_EXPIRED")
+    assert worker.intent.gpu_ids
+    assert world.node_records["n1"].state is NodeState.LOST
+    assert world.workers["demo-2"].intent.node_id == "n2"
+    replaced = [decision for decision in world.decisions if decision.result is DecisionResult.REPLACE]
+    assert [(d.reason, d.workers) for d in replaced] == [("LEASE_EXPIRED", ("demo-2",))]
+    assert desired_workers(world.snapshot(), "n1") == (), "nothing is said to a lost one"
+
+
+def test_heard_again_in_time_is_healthy() -> None:
+    """F14: silence within the lease costs nothing."""
+    world = two_nodes()
+    world.nodes["n1"].reachable = False
+    world.turn(times=10)
+    world.nodes["n1"].reachable = True
+    world.turn(times=2)
+    assert world.workers["demo-1"].intent.condition is Condition.HEALTHY
+    assert [e.action for e in world.events if e.target == "demo-1"][2:] == ["worker_suspect", "worker_recovered"]
+
+
+def test_late_return_is_adopted_while_wanted() -> None:
+    """CP12, F15: it is loaded already, so the replacement that is still starting is cancelled; nothing is loaded
+    twice."""
+    world = two_nodes()
+    incarnation = world.engine("demo-1").incarnation
+    world.nodes["n1"].reachable = False
+    world.nodes["n2"].never_ready = True
+    world.turn(times=17)
+    assert world.states() == {"demo-1": "INACTIVE", "demo-2": "STARTING"}
+    world.nodes["n1"].reachable = True
+    world.turn(times=3)
+    assert world.states() == {"demo-1": "ACTIVE", "demo-2": "INACTIVE"}
+    assert world.engine("demo-1").incarnation == incarnation
+    assert "worker_adopted" in world.actions("demo-1")
+    assert "start_cancelled" in world.actions("demo-2")
+
+
+def test_late_return_is_stopped_when_replaced() -> None:
+    """F15: no duplicate after a reconnect; its slice is free when the node says so."""
+    world = two_nodes()
+    world.nodes["n1"].reachable = False
+    world.turn(times=25)
+    assert world.states() == {"demo-1": "INACTIVE", "demo-2": "ACTIVE"}
+    world.nodes["n1"].reachable = True
+    world.heartbeats()
+    assert world.engine("demo-1").phase is ReportedPhase.READY, "nothing was ordered before the plan looked"
+    world.settle()
+    assert world.workers["demo-1"].intent.reason == "NOT_WANTED"
+    assert [w.want for w in desired_workers(world.snapshot(), "n1")] == [Want.STOP]
+    world.now += 1
+    world.turn(times=3)
+    assert world.workers["demo-1"].intent.gpu_ids == ()
+    assert world.states() == {"demo-1": "INACTIVE", "demo-2": "ACTIVE"}
+
+
+def test_lost_engine_that_has_ended_frees_its_slice() -> None:
+    """CP12: LOST means unknown until the node says that it is gone, or does not know it."""
+    for forget in (False, True):
+        world = two_nodes()
+        world.nodes["n1"].reachable = False
+        world.turn(times=25)
+        world.nodes["n1"].crash("demo-1")
+        if forget:
+            world.nodes["n1"].engines.clear()
+        world.nodes["n1"].reachable = True
+        world.turn(times=4)
+        assert world.workers["demo-1"].intent.gpu_ids == ()
+        assert world.workers["demo-1"].intent.phase is Phase.STOPPED
+
+
+def test_no_lease_expires_before_the_grace_ends() -> None:
+    """CP10, F13: a restarted control plane knows nothing yet and concludes nothing."""
+    world = two_nodes()
+    world.live_nodes.clear()
+    world.samples.clear()
+    world.grace_until = world.now + 30.0
+    for _ in range(29):
+        world.settle()
+        world.now += 1.0
+    assert world.states() == {"demo-1": "ACTIVE"}
+    assert world.workers["demo-1"].intent.condition is Condition.HEALTHY
+    world.now += 2.0
+    world.settle()
+    assert world.workers["demo-1"].intent.phase is Phase.LOST
+
+
+def test_restart_of_the_control_plane_changes_nothing() -> None:
+    """CP10, rule 8: the same records, a fresh live view: no start, no stop, no second adoption."""
+    world = two_nodes(desired=2)
+    before = dict(world.workers)
+    generations = {key: worker.intent.generation for key, worker in before.items()}
+    world.live_nodes.clear()
+    world.routers.clear()
+    world.samples.clear()
+    world.evaluated_at.clear()
+    world.last_decision.clear()
+    world.grace_until = world.now + 30.0
+    world.turn(times=10)
+    assert {key: worker.intent.generation for key, worker in world.workers.items()} == generations
+    assert world.count(State.ACTIVE) == 2
+
+
+def test_many_silent_at_once_get_a_grace_period() -> None:
+    """Rule 8: a third of the agents at once is likelier our fault than theirs; one of three is not."""
+    world = two_nodes(desired=4, gpus=1, nodes=4)
+    for node_id in ("n1", "n2"):
+        world.nodes[node_id].reachable = False
+    world.turn(times=40)
+    assert world.count(State.ACTIVE) == 4
+    world.turn(times=10)
+    assert world.count(State.ACTIVE) == 2
+    one = two_nodes(desired=3, gpus=1, nodes=3)
+    one.nodes["n1"].reachable = False
+    one.turn(times=17)
+    assert one.count(State.ACTIVE) == 2
+
+
+def test_node_that_stops_is_left_after_its_replacement_is_ready() -> None:
+    """NA10: with a deadline the replacement starts elsewhere first, then the worker drains; nothing is placed there."""
+    world = two_nodes()
+    world.nodes["n1"].stopping = True
+    world.nodes["n1"].stop_deadline_at = world.now + 120.0
+    world.turn()
+    assert str(world.node_records["n1"].state) == "RELEASING"
+    assert world.states() == {"demo-1": "ACTIVE", "demo-2": "STARTING"}
+    assert world.workers["demo-2"].intent.node_id == "n2"
+    world.turn(times=8)
+    assert world.states() == {"demo-1": "INACTIVE", "demo-2": "ACTIVE"}
+    assert any(d.result is DecisionResult.REPLACE and d.reason == "NODE_STOPPING" for d in world.decisions)
+    world.nodes["n1"].goodbye = True
+    world.turn()
+    assert world.node_records["n1"].state is NodeState.GONE
+    assert world.actions("n1") == ["node_up", "node_stopping", "node_gone"]
+
+
+def test_node_that_stops_soon_is_left_at_once() -> None:
+    """NA10: no replacement elsewhere, or no time: the drain begins at once and ends before the node does."""
+    world = two_nodes(nodes=1)
+    world.nodes["n1"].stopping = True
+    world.nodes["n1"].stop_deadline_at = world.now + 20.0
+    world.engine("demo-1").in_flight = 1
+    world.turn()
+    worker = world.workers["demo-1"]
+    assert (worker.state, worker.intent.reason) == (State.DRAINING, "NODE_STOPPING")
+    assert worker.intent.deadline is not None
+    assert worker.intent.deadline < world.nodes["n1"].stop_deadline_at
+
+
+def test_goodbye_without_last_words_is_lost() -> None:
+    """CP12: an agent that ends without saying that its engines ended leaves them unknown."""
+    world = two_nodes()
+    world.nodes["n1"].goodbye = True
+    world.turn()
+    assert world.workers["demo-1"].intent.reason == "NODE_GONE"
+    assert world.workers["demo-1"].intent.phase is Phase.LOST
+    world.nodes["n1"].goodbye = False
+    world.nodes["n1"].crash("demo-1")
+    world.nodes["n1"].reachable = True
+    world.turn(times=8)
+    assert world.node_records["n1"].state is NodeState.UP
+    assert world.count(State.ACTIVE) == 1
+
+
+def test_engines_of_other_stores_are_left_alone_and_strays_are_stopped() -> None:
+    """Issue: an empty or foreign store never stops an engine; ours without a record is stopped at its own
+    generation."""
+    world = World()
+    ready = WorkerReport("x-1", "x", "other", 7, 1, ReportedPhase.READY, gpu_ids=("0",))
+    stray = dataclasses.replace(ready, worker_id="x-2", store_id=STORE_ID, gpu_ids=("1",))
+    ended = dataclasses.replace(stray, worker_id="x-3", phase=ReportedPhase.STOPPED)
+    reports = {report.worker_id: report for report in (ready, stray, ended)}
+    world.live_nodes["n1"] = NodeLive(True, world.now, hello=world.nodes["n1"].hello(), reports=reports, reported=True)
+    world.settle()
+    (wanted,) = desired_workers(world.snapshot(), "n1")
+    assert (wanted.worker_id, wanted.want, wanted.generation) == ("x-2", Want.STOP, 7)
+    assert world.free("n1") == ("2", "3")
+
+
+def test_probes_make_suspect_and_healthy_again() -> None:
+    """CP20: three failed probes in a row."""
+    world = two_nodes()
+    for failures, condition in ((2, Condition.HEALTHY), (3, Condition.SUSPECT), (0, Condition.HEALTHY)):
+        world.engine("demo-1").probe_failures = failures
+        world.turn()
+        assert world.workers["demo-1"].intent.condition is condition
+
+
+def test_new_incarnation_is_never_routed_as_the_old_one() -> None:
+    """F18: an engine that started anew behind our back is adopted under its own incarnation."""
+    world = two_nodes()
+    engine = world.engine("demo-1")
+    engine.incarnation += 5
+    world.hear(world.nodes["n1"])
+    world.settle()
+    assert world.routed() == []
+    world.now += 1
+    world.turn(times=3)
+    assert world.routed() == ["demo-1"]
+    assert world.workers["demo-1"].observed.incarnation == engine.incarnation
