@@ -87,7 +87,7 @@ def test_configs_are_toml_and_follow_the_bound_ports():
     files = {name: tomllib.loads(content) for name, content in configs.all_of(found, ports).items()}
     assert set(files) == {"controlplane", "nodeagent", "router"}
     assert files["controlplane"]["listen"] == "127.0.0.1:4001"
-    assert files["nodeagent"]["controlplane"] == "127.0.0.1:4001"
+    assert files["nodeagent"]["controlplane"] == ["127.0.0.1:4001"]
     assert ports.metrics == {"control plane": "127.0.0.1:4002"}
 
 
@@ -97,7 +97,7 @@ def test_toml_of_awkward_values():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--engine", "vlm"], ["--engine", "sim", "--tp", "3", "--gpus", "8"], ["--tp", "0"]]
+    "arguments", [["--engine", "vlm"], ["--tp", "3", "--gpus", "8", "--engine", "sim"], ["--tp", "0"]]
 )
 def test_bad_flags_end_with_2(arguments, tmp_path):
     done = CliRunner().invoke(springtide, ["up", "--data-dir", str(tmp_path / "data"), *arguments])

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,7 +12,6 @@ import springtide
 from springtide.cli.processes import module_command
 from springtide.errors import SpringtideError
 
-LEASH = Path(__file__).with_name("leash.py")
 MAX_LOG_BYTES = 32 * 1024 * 1024
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
@@ -55,11 +53,6 @@ class Child:
         self.discovery.unlink(missing_ok=True)
         with self._open_log() as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                str(LEASH),
-                str(os.getpid()),
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

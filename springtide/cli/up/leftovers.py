@@ -29,6 +29,12 @@ def left(marks: Iterable[str]) -> list[tuple[int, str]]:
     return [(pid, _command(pid)) for pid in _pids() if wanted & _environment(pid) and not _is_zombie(pid)]
 
 
+def with_argument(paths: Iterable[Path]) -> list[int]:
+    """Live processes that were started with one of these paths as an argument."""
+    wanted = {os.fsencode(path) for path in paths}
+    return [pid for pid in _pids() if wanted & set(_arguments(pid)) and not _is_zombie(pid)]
+
+
 def kill(marks: Iterable[str], timeout_s: float = 5.0) -> list[tuple[int, str]]:
     """SIGKILLs them until none is left or the time is over; returns what is left."""
     deadline = time.monotonic() + timeout_s
@@ -58,10 +64,14 @@ def _environment(pid: int) -> set[bytes]:
 
 
 def _command(pid: int) -> str:
+    return b" ".join(_arguments(pid)).decode(errors="replace").strip()
+
+
+def _arguments(pid: int) -> list[bytes]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return ""
+        return []
 
 
 def _is_zombie(pid: int) -> bool:

@@ -14,11 +14,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def run(plan: UpPlan) -> Exit:
     """Until it is told to stop. Raises SpringtideError when the stack could not start (nothing is left then)."""
-    return asyncio.run(_run(plan))
-
-
-async def _run(plan: UpPlan) -> Exit:
     stack = Stack(plan, Screen())
+    try:
+        with stack.owned():
+            return asyncio.run(_run(stack))
+    except KeyboardInterrupt:  # while it waited for an earlier run to end
+        return Exit.INTERRUPTED
+
+
+async def _run(stack: Stack) -> Exit:
     told = asyncio.Event()
 
     def on_signal() -> None:
@@ -29,17 +33,16 @@ async def _run(plan: UpPlan) -> Exit:
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)
-    with stack.owned():
-        serving = asyncio.create_task(stack.serve())
-        telling = asyncio.create_task(told.wait())
-        await asyncio.wait({serving, telling}, return_when=asyncio.FIRST_COMPLETED)
-        telling.cancel()
-        serving.cancel()
-        failure = await _failure(serving)
-        code = await stack.stop()
-        if failure is not None:
-            raise failure
-        return code
+    serving = asyncio.create_task(stack.serve())
+    telling = asyncio.create_task(told.wait())
+    await asyncio.wait({serving, telling}, return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()
+    serving.cancel()
+    failure = await _failure(serving)
+    code = await stack.stop()
+    if failure is not None:
+        raise failure
+    return code
 
 
 async def _failure(serving: asyncio.Task[None]) -> SpringtideError | None:

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ import click
 
 from springtide.cli import text
 from springtide.cli.exits import Exit
+from springtide.cli.processes import module_command
 from springtide.cli.shape import name_of
-from springtide.cli.up import banner, configs, leftovers
-from springtide.cli.up.child import Child, read_discovery
+from springtide.cli.up import banner, configs, leftovers, undertaker
+from springtide.cli.up.child import Child, child_environment
 from springtide.cli.up.options import UpPlan, check_ports
 from springtide.cli.up.screen import Screen
 from springtide.cli.views import event_row, state_of
@@ -25,7 +27,7 @@ from springtide.v1.types_pb2 import Pool
 
 LISTEN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 45.0  # after it, what is left is killed
-EARLIER_RUN_TIMEOUT_S = 30.0
+EARLIER_RUN_TIMEOUT_S = 60.0
 POLL_S = 0.25
 
 
@@ -62,18 +64,30 @@ class Stack:
         except OSError as error:
             raise _wrong_folder(self.data_dir, error.strerror or str(error), "Name a folder to write to.") from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            remedy = "Stop it, or give this stack a folder (and ports) of its own."
-            raise _wrong_folder(self.data_dir, f"is in use by another stack (process {holder})", remedy) from None
-        try:
+            self._lock(descriptor)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            yield
+            with _undertaker(self.data_dir, descriptor):
+                yield
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        """A stack whose supervisor was killed is still being ended by its undertaker: that is waited for."""
+        deadline = time.monotonic() + EARLIER_RUN_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.screen.live("")
+                return
+            except BlockingIOError:
+                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                if Path(f"/proc/{holder}").exists() or time.monotonic() > deadline:
+                    remedy = "Stop it, or give this stack a folder (and ports) of its own."
+                    problem = f"is in use by another stack (process {holder})"
+                    raise _wrong_folder(self.data_dir, problem, remedy) from None
+            self.screen.live("  waiting for an earlier run to end")
+            time.sleep(POLL_S)
 
     # ------------------------------------------------------------ up
 
@@ -82,7 +96,6 @@ class Stack:
         began = time.monotonic()
         o = self.plan.options
         self.screen.say(f"Springtide: pool {o.pool}, engine {o.engine}, data in {self.data_dir}")
-        await self._earlier_run_is_over()
         check_ports(o)
         await self._start("control plane")
         async with asyncio.TaskGroup() as group:
@@ -101,7 +114,7 @@ class Stack:
         found = await child.listening(LISTEN_TIMEOUT_S)
         self.ports = self.ports.bound(child.name, found)
         self._write_configs()  # a restart takes the ports that the others know
-        where = "  ".join(f"{key} {value}" for key, value in found.items() if key != "pid" and value)
+        where = "  ".join(f"{key} {found[key]}" for key in ("grpc", "http", "metrics", "node_id") if found.get(key))
         self.screen.say(f"  {name:<14} up after {time.monotonic() - began:.1f} s  {where}")
 
     def _write_configs(self) -> None:
@@ -235,19 +248,28 @@ class Stack:
 
     # ------------------------------------------------------------ inside
 
-    async def _earlier_run_is_over(self) -> None:
-        """A supervisor that was killed leaves processes that are still ending."""
-        deadline = time.monotonic() + EARLIER_RUN_TIMEOUT_S
-        while running := [f"{child.name} {pid}" for child in self._children.values() if (pid := _earlier(child))]:
-            if time.monotonic() > deadline:
-                remedy = f"Stop it ({', '.join(running)}), or choose another --data-dir."
-                raise _wrong_folder(self.data_dir, "an earlier run still has it", remedy)
-            self.screen.live(f"  waiting for an earlier run to end: {', '.join(running)}")
-            await asyncio.sleep(POLL_S)
-        self.screen.live("")
-
     def _note(self, line: str) -> None:
         self.screen.say(click.style(f"  {line}", fg="yellow"))
+
+
+@contextlib.contextmanager
+def _undertaker(data_dir: Path, lock: int) -> Iterator[None]:
+    """Ends the stack if this process is killed; told at the end that there is nothing to do."""
+    command = [*module_command("springtide.cli.up.undertaker"), str(data_dir)]
+    started = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=child_environment(),
+        cwd=data_dir,
+        start_new_session=True,
+        pass_fds=(lock,),
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            started.communicate(undertaker.DONE, timeout=10)
 
 
 def _counts(pool: Pool) -> str:
@@ -259,18 +281,6 @@ def _counts(pool: Pool) -> str:
         shown = text.number(getattr(status, field)) if status.HasField(field) else text.UNKNOWN
         known.append(f"{shown} {field.replace('_', '-')}")
     return f"{pool.spec.name}: {', '.join(known)}"
-
-
-def _earlier(child: Child) -> int | None:
-    """The pid of an earlier run's process that still lives."""
-    pid = (read_discovery(child.discovery) or {}).get("pid")
-    if not isinstance(pid, int) or pid <= 0:
-        return None
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return pid if str(child.discovery.parents[1]).encode() in b" ".join(command) else None
 
 
 def _wrong_folder(folder: Path, problem: str, remedy: str) -> InvalidArgument:

@@ -1,0 +1,209 @@
+"""`springtide up` for real, with the sim engine, on ports that the kernel chooses."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from springtide.cli.up import leftovers
+from springtide.client import Springtide
+from springtide.errors import SpringtideError
+
+START_S = 45
+STOP_S = 45
+
+
+class Up:
+    """One `springtide up` in a session of its own."""
+
+    def __init__(self, data_dir, *arguments):
+        self.data_dir = Path(data_dir)
+        self.output = self.data_dir.with_suffix(f".{time.monotonic_ns()}.out")
+        ports = ("--controlplane-port", "0", "--router-port", "0", "--http-port", "0")
+        command = [sys.executable, "-m", "springtide.cli", "up", "--engine", "sim", "--data-dir", str(data_dir)]
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "SPRINGTIDE_ADDRESS": "127.0.0.1:9"}
+        with open(self.output, "wb") as out:
+            self.process = subprocess.Popen(
+                [*command, *ports, *arguments], stdout=out, stderr=out, start_new_session=True, env=environ
+            )
+
+    @property
+    def text(self):
+        return self.output.read_text()
+
+    def wait_for(self, words, timeout_s=START_S):
+        poll(lambda: words in self.text or self.process.poll() is not None, timeout_s, lambda: self.text)
+        assert words in self.text, self.text
+        return self
+
+    def discovery(self, process):
+        return json.loads((self.data_dir / process / f"{process}.json").read_text())
+
+    def client(self):
+        return Springtide(self.discovery("controlplane")["grpc"], self.discovery("router")["grpc"])
+
+    def ours(self):
+        """Pids of everything that belongs to this stack, the supervisor left out."""
+        marks = leftovers.markers(self.data_dir / "nodeagent")
+        found = {pid for pid, _ in leftovers.left(marks)}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in (self.process.pid, os.getpid()):
+                try:
+                    command = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if str(self.data_dir).encode() in command:
+                    found.add(int(entry.name))
+        return found
+
+    def end(self, number=signal.SIGINT):
+        self.process.send_signal(number)
+        return self.process.wait(STOP_S)
+
+
+def poll(condition, timeout_s, told=lambda: ""):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def up(tmp_path):
+    """Starts stacks; whatever a test leaves is killed."""
+    running = []
+
+    def start(*arguments, name="data"):
+        running.append(Up(tmp_path / name, *arguments))
+        return running[-1]
+
+    yield start
+    for stack in running:
+        stack.process.kill()
+        stack.process.wait(10)
+        for pid in stack.ours():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+SERVES = "Springtide serves pool demo"
+
+
+def test_up_serves_and_ctrl_c_leaves_nothing(up):
+    """One command gives a stack that answers; Ctrl-C ends it with no process left; the same folder continues."""
+    stack = up("--metrics").wait_for(SERVES)
+    assert "curl http://127.0.0.1:" in stack.text
+    with stack.client() as client:
+        assert len(client.text("demo", "hello", max_tokens=5).split()) == 5
+        assert client.health() == client.health(router=True) == "SERVING"
+        first = client.status()
+    assert len(stack.ours()) >= 5  # three processes, a shim, its engine
+    assert stack.end(signal.SIGINT) == 0
+    assert "Stopped; no process is left." in stack.text
+    assert stack.ours() == set()
+
+    again = up().wait_for(SERVES)
+    with again.client() as client:
+        status = client.status()
+        assert status.store_id == first.store_id
+        assert [pool.spec.name for pool in status.pools] == ["demo"]
+        assert [e.action for e in client.events()].count("pool_created") == 1
+    assert again.end(signal.SIGTERM) == 0
+    assert again.ours() == set()
+
+
+def test_two_stacks_side_by_side_and_a_shared_folder(up):
+    """Another folder is another stack; the same folder is refused with the process that holds it."""
+    one = up(name="one").wait_for(SERVES)
+    two = up("--pool", "other", name="two").wait_for("Springtide serves pool other")
+    rival = up(name="one")
+    assert rival.process.wait(START_S) == 2
+    assert str(one.process.pid) in rival.text
+    assert "--data-dir" in rival.text
+    with one.client() as first, two.client() as second:
+        assert [m.name for m in first.models()] == ["demo"]
+        assert [m.name for m in second.models()] == ["other"]
+    assert one.end() == 0
+    with two.client() as second:
+        assert second.text("other", "still here", max_tokens=2)
+    assert two.end(signal.SIGHUP) == 0  # the terminal hung up
+    assert one.ours() == two.ours() == set()
+
+
+def test_a_port_in_use_starts_nothing(up, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        stack = up("--http-port", port)
+        assert stack.process.wait(START_S) == 2
+    for word in ("--http-port", port, "in use", str(os.getpid())):
+        assert word in stack.text
+    assert stack.ours() == set()
+
+
+@pytest.mark.parametrize("process", ["controlplane", "router", "nodeagent"])
+def test_a_killed_process_comes_back_on_its_ports(up, process):
+    """Each process is started again when it dies, where the others find it; engines are not."""
+    stack = up().wait_for(SERVES)
+    before = stack.discovery(process)
+    with stack.client() as client:
+        (worker,) = client.workers()
+        os.kill(before["pid"], signal.SIGKILL)
+        stack.wait_for("is back")
+        after = stack.discovery(process)
+        assert after["pid"] != before["pid"]
+        assert after.get("grpc") == before.get("grpc")
+        poll(lambda: client.health() == client.health(router=True) == "SERVING", 30)
+        poll(lambda: any(m.active_workers for m in client.models()), 30)
+        assert len(client.text("demo", "again", max_tokens=3).split()) == 3
+        assert [w.incarnation for w in client.workers()] == [worker.incarnation]
+    assert stack.end() == 0
+    assert stack.ours() == set()
+
+
+def test_a_killed_supervisor_takes_everything_with_it(up):
+    stack = up().wait_for(SERVES)
+    assert stack.ours()
+    stack.process.kill()
+    stack.process.wait(10)
+    poll(lambda: stack.ours() == set(), STOP_S, lambda: str(stack.ours()))
+    # and the folder is free again, without a hand
+    again = up().wait_for(SERVES)
+    assert again.end() == 0
+
+
+def test_a_second_ctrl_c_kills(up):
+    """A long answer keeps the drain going; the second Ctrl-C does not wait for it."""
+    stack = up("--engine-arg=--decode-base-ms=200").wait_for(SERVES)
+    with stack.client() as client:
+        answer = client.generate("demo", "long", max_tokens=10_000)
+        next(answer)
+        next(answer)
+        stack.process.send_signal(signal.SIGINT)
+        stack.wait_for("Stopping", 10)
+        assert stack.end(signal.SIGINT) == 0
+        with pytest.raises(SpringtideError):
+            for _ in answer:
+                pass
+    assert stack.ours() == set()
+
+
+def test_ctrl_c_while_it_starts(up):
+    """Also before anything serves, nothing is left."""
+    stack = up("--engine-arg=--startup-s=30").wait_for("STARTING")
+    assert stack.end() == 0
+    assert stack.ours() == set()
+
+
+def test_a_failing_engine_is_told_with_its_log(up):
+    stack = up("--engine-arg=--no-such-flag").wait_for("FAILED")
+    stack.wait_for("its log: ")
+    assert stack.end() == 0
+    assert stack.ours() == set()
