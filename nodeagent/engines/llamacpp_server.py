@@ -2,7 +2,8 @@
 
 The server comes from the package `xllamacpp`. It does not drain: on SIGTERM running answers are cut, so the shim drains
 first. The socket (or `--port-file`) appears only once the model is loaded; before that, connections are refused.
-Exit codes: 0 after SIGTERM or SIGINT, 1 when the model cannot be loaded, 2 for a command line that makes no sense.
+Exit codes: 0 after SIGTERM or SIGINT (while it loads, the signal itself ends it), 1 when the model cannot be loaded, 2
+for a command line that makes no sense.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 PACKAGE_PREFIX = "package:"
@@ -86,9 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = resolve_model(args.model)
     except ModelNotFound as error:
         parser.error(str(error))
-    # Leave at once while loading too; C++ threads must not be joined for it.
-    for number in _STOP_SIGNALS:
-        signal.signal(number, _leave)
+    # While the model loads no Python code runs, so a signal must end the process by itself.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     bound = Path(f"{args.uds}.sock") if args.uds else None  # llama.cpp takes only names that end so for sockets
     if bound is not None:
         bound.unlink(missing_ok=True)
@@ -105,12 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.port_file is not None:
         _write_port(Path(args.port_file), int(where.rsplit(":", 1)[1].rstrip("/")))
     print(f"llamacpp: listening on {where}", file=sys.stderr, flush=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    signal.sigwait(_STOP_SIGNALS)
+    _wait_for_stop()
     if args.uds:
         Path(args.uds).unlink(missing_ok=True)
-    _exit_now()
-    return 0
+    # Not through the destructors of C++ threads that may be computing.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _start(args: argparse.Namespace, model: Path, bound: Path | None) -> Any:
@@ -158,14 +157,14 @@ def _write_port(path: Path, port: int) -> None:
     partial.replace(path)
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    _exit_now()
-
-
-def _exit_now() -> None:
-    # Not through the destructors of C++ threads that may be computing.
-    sys.stderr.flush()
-    os._exit(0)
+def _wait_for_stop() -> None:
+    # A signal may reach any of the C++ threads: only a wake-up descriptor surely wakes this one.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda _number, _frame: None)
+    os.read(reader, 1)
 
 
 if __name__ == "__main__":

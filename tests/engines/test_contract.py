@@ -153,3 +153,21 @@ def test_llamacpp_with_a_broken_model_ends_with_1(folder: Path) -> None:
     )
     assert done.returncode == 1
     assert "cannot serve" in done.stderr.decode()
+
+
+async def test_llamacpp_leaves_at_once_with_streams_running(folder: Path) -> None:
+    """Its server does not drain: that is the shim's work. The socket file goes too."""
+    engine = start(engine_adapter("llamacpp"), launch_of("llamacpp", folder, None), folder)
+    try:
+        await engine.until_ready(READY_WITHIN_S["llamacpp"])
+        long = {"prompt": "Once upon a time", "max_tokens": 400, "stream": True, "ignore_eos": True}
+        streams = [await Stream(engine.command.endpoint, "/v1/completions", long).open() for _ in range(3)]
+        assert await streams[0].next() is not None
+        engine.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: engine.process.poll() is not None, 10)
+        assert engine.process.returncode == 0
+        assert not engine.socket.exists()
+        for one in streams:
+            one.close()
+    finally:
+        engine.stop()

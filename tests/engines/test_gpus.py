@@ -99,37 +99,37 @@ class PlayedNvml:
     def __init__(self, has_v2: bool = True) -> None:
         self.has_v2 = has_v2
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int:
         return 2
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         return f"gpu{index}"
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         if not uuid.endswith(("gpu0", "gpu1", "slice0")):
             raise self.NVMLError("not found")
         return uuid.rpartition("-")[2]
 
-    def nvmlDeviceGetUUID(self, handle: str) -> bytes:  # noqa: N802 - old versions answer bytes
+    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
         return f"{'MIG' if handle.startswith('slice') else 'GPU'}-{handle}".encode()
 
-    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+    def nvmlDeviceGetName(self, handle: str) -> str:
         return f"name of {handle}"
 
-    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Memory:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Memory:
         if version and not self.has_v2:
             raise self.NVMLError("function not found")
         return self.Memory(80 * GIB, 0 if version else GIB // 2)
 
-    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
         if handle == "gpu0":
             raise self.NVMLError("not supported")
         return 1, 1
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
         return 2
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, at: int) -> str:  # noqa: N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, at: int) -> str:
         if at:
             raise self.NVMLError("not found")
         return "slice0"

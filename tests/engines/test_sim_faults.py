@@ -12,8 +12,8 @@ import pytest
 
 from nodeagent.engines.adapter import ReadyReason
 from nodeagent.engines.http import NoAnswer
-from nodeagent.engines.sim.engine import ORPHAN_MARK
 from nodeagent.engines.sim.faults import FaultError, make_fault, parse_fault
+from nodeagent.engines.sim.harm import ORPHAN_MARK
 from nodeagent.engines.sim.tokens import answer_text
 from tests.engines.conftest import StartSim
 from tests.engines.running import Engine, Stream, eventually, stream
@@ -56,6 +56,17 @@ async def test_crash_at_once_still_answers_the_request_that_asked(sim: StartSim)
     engine = await sim()
     await inject(engine, kind="crash", exit_code=7)
     assert await left(engine) == 7
+
+
+async def test_a_lifted_crash_does_not_happen(sim: StartSim) -> None:
+    engine = await sim()
+    await inject(engine, kind="crash", after_s=0.2)
+    await inject(engine, kind="crash", after_tokens=5)
+    lifted = await engine.http.request("DELETE", "/fault")
+    assert lifted.json() == {"faults": [], "orphans": []}
+    slow = await stream(engine.command.endpoint, COMPLETIONS, body(n=300))  # takes longer than the crash had time
+    assert slow.ended == "done"
+    assert engine.process.poll() is None
 
 
 async def test_hung_process_answers_nothing_and_ignores_sigterm(sim: StartSim) -> None:

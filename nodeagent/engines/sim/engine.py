@@ -2,120 +2,19 @@
 
 import asyncio
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 from nodeagent.engines.sim.batching import Batch, Sequence
 from nodeagent.engines.sim.faults import Fault, FaultBoard
+from nodeagent.engines.sim.harm import crash, hang, spawn_orphans
 from nodeagent.engines.sim.metrics import Gauges, SimMetrics
-from nodeagent.engines.sim.openai import ApiError, Generation, Writer, error_event
+from nodeagent.engines.sim.openai import Generation
 from nodeagent.engines.sim.options import SimOptions
 from nodeagent.engines.sim.protocol import Exchange
+from nodeagent.engines.sim.request import Request
 
-ORPHAN_MARK = "springtide-sim-orphan"
-_ORPHAN_LIFE_S = 900
 _ALL_TAGS = frozenset({"weights", "kv_cache"})
-
-
-class Request:
-    """One request in the engine: where its tokens go, and how far they have got."""
-
-    __slots__ = (
-        "break_at",
-        "break_by",
-        "done",
-        "engine",
-        "exchange",
-        "generation",
-        "seen",
-        "sent",
-        "sequence",
-        "writer",
-    )
-
-    def __init__(
-        self, engine: "SimEngine", exchange: Exchange, generation: Generation, done: Callable[[], None] | None
-    ) -> None:
-        self.engine = engine
-        self.exchange = exchange
-        self.generation = generation
-        self.writer = Writer(generation, int(time.time()))
-        self.sequence = Sequence(generation.answer.prompt_tokens, generation.wanted, engine.now(), owner=self)
-        self.seen = 0
-        self.sent = 0
-        self.break_at: int | None = None
-        self.break_by = ""
-        self.done = done
-
-    def deliver(self) -> None:
-        """Send what the batch has produced since the last time."""
-        produced = self.sequence.produced
-        if self.break_at is not None and produced >= self.break_at:
-            self._break(self.break_at)
-        elif self.done is not None:
-            if self.sequence.done:
-                self.done()
-                self.engine.finish(self)
-        elif self.generation.stream:
-            self._stream(produced)
-        elif self.sequence.done:
-            self.exchange.reply(200, self.writer.body(produced, self.generation.finish_reason), headers=self.headers())
-            self.engine.finish(self)
-
-    def abort(self) -> None:
-        """End the answer where it is, with finish reason abort."""
-        if self.generation.stream:
-            self._start()
-            pending = (
-                self.writer.tokens(self.sent, self.sequence.produced) if self.sent < self.sequence.produced else b""
-            )
-            produced = self.sequence.produced
-            self.exchange.end_events(pending + self.writer.aborted(produced) + self.writer.closing(produced))
-        else:
-            self.exchange.reply(200, self.writer.body(self.sequence.produced, "abort"), headers=self.headers())
-
-    def headers(self) -> dict[str, str] | None:
-        """The client's request id, given back."""
-        request_id = self.exchange.headers.get("x-request-id")
-        return None if request_id is None else {"x-request-id": request_id}
-
-    def _start(self) -> None:
-        if not self.exchange.streaming:
-            self.exchange.start_events(b"", self.headers())
-
-    def _stream(self, produced: int) -> None:
-        if self.exchange.congested:
-            self.exchange.on_relief(self.deliver)
-            return
-        data = self.writer.tokens(self.sent, produced)
-        if self.sent == 0:
-            self._start()
-            data = self.writer.opening() + data
-        self.sent = produced
-        if self.sequence.done:
-            self.exchange.end_events(data + self.writer.closing(produced))
-            self.engine.finish(self)
-        else:
-            self.exchange.events(data)
-
-    def _break(self, at: int) -> None:
-        self.engine.forget(self, "error")
-        error = ApiError(500, "InternalServerError", "EngineCore encountered an issue. See stack trace (above).")
-        if self.generation.stream:
-            self._start()
-            if self.sent < at:
-                data = self.writer.opening() if self.sent == 0 else b""
-                self.exchange.events(data + self.writer.tokens(self.sent, at))
-                self.sent = at
-        if self.break_by == "cut_stream":
-            self.exchange.cut()
-        elif self.generation.stream:
-            self.exchange.end_events(error_event(error))
-        else:
-            self.exchange.reply(500, error.body())
 
 
 class SimEngine:
@@ -248,12 +147,13 @@ class SimEngine:
         fault.armed_at_tokens = self.batch.generation_tokens_total
         match fault.kind:
             case "crash" | "hang" if fault.whole("after_tokens") <= 0:
+                self.faults.add(fault)
                 # at the earliest after the reply to the request that asked for it
-                self._loop.call_later(max(0.005, fault.number("after_s")), self._carry_out, fault)
+                self._loop.call_later(max(0.005, fault.number("after_s")), self._carry_out_unless_lifted, fault)
             case "ignore_sigterm":
                 self.ignore_sigterm = True
             case "orphans":
-                self._spawn_orphans()
+                self.orphans += spawn_orphans()
             case "slow":
                 self.batch.slowdown = fault.number("factor")
             case _:
@@ -323,36 +223,18 @@ class SimEngine:
                 if not waiter.done():
                     waiter.set_result(None)
 
+    def _carry_out_unless_lifted(self, fault: Fault) -> None:
+        if fault in self.faults.faults:
+            self.faults.remove(fault)
+            self._carry_out(fault)
+
     def _carry_out(self, fault: Fault) -> None:
         if fault.kind == "crash":
-            print("sim: injected crash", file=sys.stderr, flush=True)
-            if number := fault.whole("signal"):
-                os.kill(os.getpid(), number)
-                time.sleep(5)
-            os._exit(fault.whole("exit_code"))
-        duration_s = fault.number("duration_s")
-        print("sim: injected hang", file=sys.stderr, flush=True)
-        if fault.values["scope"] == "engine":
+            crash(fault)
+        elif fault.values["scope"] == "process":
+            hang(fault)
+        else:
             self.batch.hold()
             self._arm()
-            if duration_s > 0:
+            if (duration_s := fault.number("duration_s")) > 0:
                 self._loop.call_later(duration_s, self.lift_faults)
-            return
-        ends_at = time.monotonic() + duration_s if duration_s > 0 else float("inf")
-        while (left := ends_at - time.monotonic()) > 0:
-            time.sleep(min(left, 60.0))
-
-    def _spawn_orphans(self) -> None:
-        code = (
-            "import signal,time\n"
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-            f"time.sleep({_ORPHAN_LIFE_S})"
-        )
-        for own_session in (False, True):
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", code, ORPHAN_MARK],
-                stdin=subprocess.DEVNULL,
-                start_new_session=own_session,
-            )
-            child.returncode = 0  # never waited for: it is to outlive this process
-            self.orphans.append(child.pid)
