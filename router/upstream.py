@@ -46,7 +46,7 @@ class Dispatcher:
         self._timeouts = timeouts
         self._max_attempts = max_attempts
         self._held: dict[Ticket, tuple[Grant, Deny]] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._hot: set[str] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -193,7 +193,7 @@ class Dispatcher:
         verdicts, wake_at = self.admission.pump(pool, self._loop.time())
         timer = self._timers.pop(pool, None)
         if timer is not None:
-            timer.cancel()
+            timer[1].cancel()
         if wake_at is not None:
             self._wake(pool, wake_at)
         for verdict in verdicts:
@@ -207,10 +207,11 @@ class Dispatcher:
 
     def _wake(self, pool: str, at: float) -> None:
         timer = self._timers.get(pool)
-        if timer is None or timer.when() > at:
+        if timer is None or timer[0] > at:
             if timer is not None:
-                timer.cancel()
-            self._timers[pool] = self._loop.call_at(at, self._timed, pool)
+                timer[1].cancel()
+            # The time is kept beside the handle: uvloop answers a time that has passed with one that does not know it.
+            self._timers[pool] = (at, self._loop.call_at(at, self._timed, pool))
 
     def _timed(self, pool: str) -> None:
         self._timers.pop(pool, None)
@@ -236,7 +237,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Stops the timers; what is held is denied."""
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         held, self._held = self._held, {}

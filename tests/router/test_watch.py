@@ -1,0 +1,127 @@
+"""The watch on the control plane: snapshot, deltas, acknowledgements, reports, last known good (RT4, RT9; F13, F18)."""
+
+import asyncio
+
+from router.core.table import Change
+from springtide import telemetry
+from springtide.model.routing import RoutingTable, WorkerLoad
+from tests.dataplane.fakes import DONE, client, event, post, says, stream_of, until, upstream
+from tests.router.fakes import control_plane, router, table, worker
+from tests.router.test_http_front import STREAM, stream
+
+
+async def test_snapshot_and_deltas_are_applied_then_acknowledged() -> None:
+    """RT9"""
+    async with (
+        upstream(says(stream_of(1))) as a,
+        upstream(says(stream_of(1))) as b,
+        control_plane(table(worker("a", a.port), revision=5)) as cp,
+        router(cp=cp.address) as r,
+        client(r.http_port) as c,
+    ):
+        await cp.acked(5)
+        assert (cp.hellos[0].router_id, cp.hellos[0].store_id) == ("r1", "")
+        await stream(c)
+        revision = cp.delta(workers=(worker("b", b.port),), removed_workers=("a",))
+        await cp.acked(revision)
+        await stream(c)
+        assert (len(a.requests), len(b.requests)) == (1, 1)
+        cp.loads(WorkerLoad("b", 1, 7))
+        await until(lambda: [seat.load for seat in r.dispatcher.admission.seats()] == [6])
+
+
+async def test_last_known_good_while_the_control_plane_is_away() -> None:
+    """F13"""
+    async with upstream(says(stream_of(1))) as up, router(cp="127.0.0.1:1") as away, client(away.http_port) as c:
+        await until(lambda: away.watch is not None and not away.watch.connected)
+        async with control_plane(table(worker("a", up.port))) as cp, router(cp=cp.address) as r:
+            await cp.acked(1)
+            address = cp.address
+            cp.send(None)
+            await until(lambda: len(cp.hellos) == 2)
+            assert (cp.hellos[1].store_id, cp.hellos[1].revision) == ("s", 1)
+        c.send(post("/v1/completions", STREAM))
+        assert (await c.answer())[0] == 503
+        async with control_plane(table(worker("a", up.port)), address) as cp, router(cp=address) as r:
+            await cp.acked(1)
+            assert r.watch is not None
+            cp.table = RoutingTable("another", 1)
+            for queue in list(cp.streams):
+                queue.put_nowait(None)
+            await until(lambda: len(cp.hellos) == 2)
+            await until(lambda: any(ack.store_id == "another" for ack in cp.acks))
+            async with client(r.http_port) as served:
+                assert await stream(served) == event(0) + DONE
+            cp.table = table(worker("a", up.port), store_id="another", revision=1)
+            cp.delta(workers=(worker("b", up.port),))  # foreign to the table that was kept: all of it is asked for
+            await until(lambda: r.dispatcher.admission.table.store_id == "another")
+            assert set(r.dispatcher.admission.table.workers) == {"a", "b"}
+
+
+async def test_the_control_plane_restarts_under_a_running_stream() -> None:
+    """The stream lives on; the router reconnects by itself."""
+    gate = asyncio.Event()
+
+    async def script(peer) -> None:
+        data = stream_of(2)
+        await peer.send(data[:150])
+        await gate.wait()
+        await peer.send(data[150:])
+
+    async with upstream(script) as up, control_plane(table(worker("a", up.port))) as cp:
+        address = cp.address
+        async with router(cp=address) as r, client(r.http_port) as c:
+            await cp.acked(1)
+            c.send(post("/v1/completions", STREAM))
+            await c.head()
+            cp.send(None)
+            await until(lambda: len(cp.hellos) >= 2)
+            gate.set()
+            assert await c.chunks() == event(0) + event(1) + DONE
+            assert r.dispatcher.delta is not None
+            assert r.dispatcher.snapshot(r.dispatcher.admission.table) is Change.APPLIED
+
+
+async def test_the_first_waiting_request_is_told_at_once() -> None:
+    """DESIGN 12: far sooner than the next report of the second."""
+    async with control_plane(table()) as cp, router(cp=cp.address) as r, client(r.http_port) as c:
+        await cp.acked(1)
+        await until(lambda: cp.reports)
+        count = len(cp.reports)
+        c.send(post("/v1/completions", STREAM))
+        await until(lambda: any(p.waiting == 1 for report in cp.reports[count:] for p in report.pools), 0.7)
+        first = next(p for report in cp.reports[count:] for p in report.pools if p.waiting == 1)
+        assert (first.pool, first.requests_total) == ("p", 1)
+
+
+async def test_a_rejection_is_told_too_and_uses_are_exact() -> None:
+    """RT6"""
+    async with (
+        upstream(says(stream_of(1))) as up,
+        control_plane(table(worker("a", up.port))) as cp,
+        router(cp=cp.address) as r,
+    ):
+        await cp.acked(1)
+        async with client(r.http_port) as c:
+            await stream(c)
+        await until(lambda: any(u.requests_total == 1 for report in cp.reports for u in report.workers))
+        use = next(u for report in cp.reports for u in report.workers if u.requests_total == 1)
+        assert (use.worker_id, use.incarnation, use.in_flight, use.failures_total) == ("a", 1, 0, 0)
+        ttfts = [p.ttft_p50_s for report in cp.reports for p in report.pools if p.HasField("ttft_p50_s")]
+        assert len(ttfts) == 1
+
+
+async def test_the_first_routed_token_joins_the_workers_trace(monkeypatch) -> None:
+    """CM7: one span per incarnation, child of the scaling event."""
+    spans: list[dict[str, object]] = []
+    monkeypatch.setattr(telemetry, "emit_span", lambda name, **fields: spans.append({"name": name, **fields}))
+    parent = telemetry.new_traceparent()
+    async with (
+        upstream(says(stream_of(1))) as up,
+        router(table(worker("a", up.port, traceparent=parent))) as r,
+        client(r.http_port) as c,
+    ):
+        await stream(c)
+        await stream(c)
+        assert [(s["name"], s["traceparent"]) for s in spans] == [("route.first_token", parent)]
+        assert spans[0]["end_s"] >= spans[0]["start_s"] > 1e9  # type: ignore[operator]
