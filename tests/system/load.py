@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -51,9 +52,8 @@ class _Stream(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.write(self.request)
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
         self.parser.feed_data(data)
@@ -111,7 +111,7 @@ async def ask(
     protocol: _Stream | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            _, protocol = await loop.create_connection(lambda: _Stream(head + body), url.hostname, url.port)
+            _, protocol = await loop.create_connection(lambda: _Stream(head + body), url.hostname or "", url.port or 0)
             await protocol.closed
     except TimeoutError:
         result.transport = f"no end within {timeout_s:g} s"
