@@ -328,7 +328,8 @@ def _want_one_less(draft: Draft, name: str) -> None:
 
 
 def _want_one_more(draft: Draft, name: str) -> None:
-    """The desired count takes the worker in, and so does a pin that would take it out again."""
+    """The desired count takes the worker in, and so does a pin that would take it out again. It counts as the last
+    scale-down, so that a policy leaves it alone for one cooldown."""
     pool = draft.pools.get(name)
     if pool is None:
         return
@@ -338,6 +339,7 @@ def _want_one_more(draft: Draft, name: str) -> None:
         pool,
         desired_workers=max(pool.intent.desired_workers, present),
         manual_workers=None if manual is None else max(manual, present),
+        last_scale_down_at=draft.now,
     )
 
 
