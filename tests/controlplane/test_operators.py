@@ -216,6 +216,7 @@ async def test_apply_creates_changes_and_merges(ops, control) -> None:
     mask = FieldMask(paths=["max_workers", "initial_workers", "placement"])
     change = types_pb2.PoolSpec(name="chat", max_workers=7, placement={"zone": "a"})
     await until(lambda: placed(ops, "CANNOT_PLACE"), "the leader has said that there is no node")
+    current = await ops.GetPool(pb.GetPoolRequest(name="chat"))
     changed = await ops.ApplyPool(
         pb.ApplyPoolRequest(spec=change, update_mask=mask, expected_revision=current.pool.revision, validate_only=True)
     )
