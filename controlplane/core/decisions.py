@@ -48,7 +48,7 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
     seen = sample(draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now)
     last = draft.snapshot.live.evaluated_at.get(pool.name)
     due = draft.now if last is None else last + policy.monitoring_interval_s
-    from_zero = seen.active + seen.starting == 0 and seen.at_least > 0
+    from_zero = seen.active + seen.starting == 0 and seen.at_least > 0 and pool.intent.desired_workers == 0
     if draft.now + _EPSILON_S < due and not from_zero:
         draft.wake(due)
         return None

@@ -34,7 +34,7 @@ class Draft:
         self.notes: list[str] = []
         self._changed: dict[tuple[str, str], None] = {}  # ordered set
         self._wakes: list[float] = []
-        self._cut_short = False
+        self._again = False
         self._ids_by_pool: dict[str, list[str]] = {}
         for worker_id in sorted(self.workers, key=id_order):
             self._ids_by_pool.setdefault(self.workers[worker_id].pool, []).append(worker_id)
@@ -60,7 +60,7 @@ class Draft:
         """The batch has no room for another unit of work. Asking when it is full makes the plan wake at once."""
         room = MAX_OPERATIONS - len(self._changed) - len(self.events) - len(self.decisions)
         if room < _HEADROOM:
-            self._cut_short = True
+            self._again = True
         return room < _HEADROOM
 
     # -------------------------------------------------------------- changing
@@ -120,9 +120,14 @@ class Draft:
         )
 
     def wake(self, at: float | None) -> None:
-        """Time alone may change the answer at `at`. Not later than now means: plan again right after the commit."""
-        if at is not None:
+        """Time alone may change the answer at `at`. What is due already has been done, or waits for news, not for
+        time."""
+        if at is not None and at > self.now:
             self._wakes.append(at)
+
+    def again(self) -> None:
+        """The next step depends on nothing but this plan's commit."""
+        self._again = True
 
     def note(self, text: str) -> None:
         if len(self.notes) < MAX_OPERATIONS:
@@ -132,15 +137,14 @@ class Draft:
 
     def plan(self) -> Plan:
         writes = tuple(self._write(kind, key) for kind, key in self._changed)
-        latest = self.now + self.timing.monitoring_interval_s
-        soonest = min([*self._wakes, latest])
+        soonest = min([*self._wakes, self.now + self.timing.monitoring_interval_s])
         return Plan(
             writes=writes,
             decisions=tuple(self.decisions),
             events=tuple(self.events),
             samples=dict(self.samples),
             evaluated=tuple(self.evaluated),
-            wake_at=self.now if self._cut_short else max(soonest, self.now),
+            wake_at=self.now if self._again and (writes or self.decisions or self.events) else soonest,
             notes=tuple(self.notes),
         )
 

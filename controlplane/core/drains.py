@@ -44,7 +44,7 @@ def drain(draft: Draft, worker: Worker, reason: str, message: str, **intent: Any
     }
     drained = draft.step(worker, Cause.DRAIN, reason=reason, message=message, **fields)
     draft.worker_event(drained, "scale_down_start", "draining")
-    draft.wake(draft.now)
+    draft.again()
     return drained
 
 
@@ -77,7 +77,7 @@ def _unroute(draft: Draft, worker: Worker) -> Worker:
     if intent.unrouted_revision is None:
         committed = draft.snapshot.workers.get(worker.worker_id)
         if committed is None or committed.state is not State.DRAINING or not committed.revision:
-            draft.wake(draft.now)  # ordered in this very plan: its revision is not known yet
+            draft.again()  # ordered in this very plan: its revision is not known yet
             return worker
         worker = draft.set_intent(worker, unrouted_revision=committed.revision)
         intent = worker.intent

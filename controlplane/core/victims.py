@@ -1,7 +1,7 @@
 """Whom a scale-down takes: overdue or failed starts, starts, SUSPECT, stale weights, then least in-flight; ties by id.
 
-Two things are never taken: a start while requests wait and nothing is ACTIVE, and the last worker that is able to
-serve what waits.
+Two things are never taken: a start while requests wait and nothing is ACTIVE (unless it is one too many for the pool's
+upper bound, and another start remains), and the last worker that is able to serve what waits.
 """
 
 from controlplane.core.draft import Draft
@@ -21,7 +21,9 @@ def choose_victim(draft: Draft, pool: Pool, candidates: list[Worker], *, spare_w
     if spare_waiting and waiting_of(draft.snapshot, pool.name, draft.now)[1] > 0:
         serving = [worker for worker in draft.workers_of(pool.name) if worker.routable]
         if not serving:
-            allowed = [worker for worker in allowed if worker.state is not State.STARTING]
+            starts = [worker for worker in allowed if worker.state is State.STARTING]
+            over = len(candidates) > pool.spec.max_workers and len(starts) > 1
+            allowed = allowed if over else [worker for worker in allowed if worker.state is not State.STARTING]
         elif len(serving) == 1:
             allowed = [worker for worker in allowed if worker is not serving[0]]
     return min(allowed, key=lambda worker: _rank(draft, pool, worker), default=None)
