@@ -15,6 +15,7 @@ from springtide import config
 from springtide.config import setting
 from springtide.errors import InvalidArgument
 from springtide.rpc import DEFAULT_ADDRESS, parse_address
+from springtide.wire.values import identifier
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def read_config(argv: Sequence[str] | None = None, environ: Mapping[str, str] | 
 
 
 def _check(loaded: AgentConfig) -> None:
+    if loaded.node_id:
+        identifier(loaded.node_id, "node_id")
     for address in loaded.controlplane:
         parse_address(address, "controlplane")
     if loaded.port_first and loaded.port_last < loaded.port_first:

@@ -32,11 +32,14 @@ log = logging.getLogger(__name__)
 
 ENDED = shim_pb2.ENGINE_PROCESS_ENDED
 STARTING = shim_pb2.SHIM_ADMISSION_STARTING
+DRAINING = shim_pb2.SHIM_ADMISSION_DRAINING
 _LONG_POLL_S = 20.0
 _SHIM_LISTENS_S = 30.0
 _FIRST_POLL_S = 0.05
 _WARM_UP_S = 120.0
+_DEATH_SHOWS_S = 2.0
 _QUIT_S = 5.0
+_STALE_S = 5.0
 _STOP_OVERDUE_S = 15.0
 _MEMORY_SLACK_BYTES = 1024 * 1024 * 1024  # what a driver keeps for itself comes and goes
 
@@ -58,12 +61,15 @@ class Incarnation:
         self.entry = entry
         self.phase = ReportedPhase.BOOTING
         self.status: shim_pb2.ShimStatus | None = None
+        self._noted_at = 0.0
+        self._probe_soon = asyncio.Event()
         self.load: EngineLoad | None = None
         self.probe_failures = 0
         self.warm = False
         self.ended = False
         self.failure: ExitInfo | None = None
         self.stopping = False
+        self._stop_since: float | None = None
         self.killed = False
         self._watching = False
         self._shim_lost = False
@@ -116,24 +122,25 @@ class Incarnation:
             self._setup.metrics.starts.labels(self.entry.pool).inc()
             self._save()
             log.info("worker %s started", self.entry.worker_id, extra=self._fields())
-            self.status = await self._first_status(_SHIM_LISTENS_S)
+            self._note(await self._first_status(_SHIM_LISTENS_S))
             self._watch()
             self._span("springtide.worker.boot", started_at)
             await self._become_ready()
 
     async def _adopt(self) -> None:
-        self.status = await self._first_status(self._setup.adopt_timeout_s)
-        if self.status.incarnation != self.entry.incarnation or self.status.worker_id != self.entry.worker_id:
-            self.status, self._shim_lost, self.ended = None, True, True
+        found = await self._first_status(self._setup.adopt_timeout_s)
+        if (found.worker_id, found.incarnation) != (self.entry.worker_id, self.entry.incarnation):
+            self._shim_lost = self.ended = True
             return
         if self.entry.shim is None:
-            self.entry = dataclasses.replace(self.entry, shim=processes.identify(self.status.shim_pid))
+            self.entry = dataclasses.replace(self.entry, shim=processes.identify(found.shim_pid))
             self._save()
+        self._note(found)
         self._watch()
         log.info("worker %s adopted", self.entry.worker_id, extra=self._fields())
-        if self.status.process == ENDED:
+        if found.process == ENDED:
             return
-        if self.status.admission == STARTING:
+        if found.admission == STARTING:
             async with self._setup.start_slots:
                 await self._become_ready()
         else:
@@ -170,12 +177,23 @@ class Incarnation:
                 self._span("springtide.worker.load", begun_at)
                 self._set_phase(ReportedPhase.WARMING)
                 model = launch.served_model_name or self.entry.pool
-                await self._adapter().warm_up(self._engine(), model, min(timeout_s, _WARM_UP_S))
+                await self._warm_up(model, min(timeout_s, _WARM_UP_S))
                 self._span("springtide.worker.warm_up", loaded_at)
         except TimeoutError:
             message = f"the engine was not ready within start_timeout_s = {timeout_s:g}"
             raise StartFailed(ExitInfo(reason="START_TIMEOUT", message=message)) from None
         self.warm = True
+
+    async def _warm_up(self, model: str, timeout_s: float) -> None:
+        """One generated token. Where that fails because the engine has died, its death is the reason that counts."""
+        try:
+            await self._adapter().warm_up(self._engine(), model, timeout_s)
+        except SpringtideError:
+            end = self._setup.clock.now() + _DEATH_SHOWS_S
+            while not self.ended and self._setup.clock.now() < end:
+                await asyncio.sleep(_FIRST_POLL_S)
+            if not self.ended:
+                raise
 
     async def _until_healthy(self) -> None:
         pause_s = _FIRST_POLL_S
@@ -206,14 +224,22 @@ class Incarnation:
 
     def _note(self, status: shim_pb2.ShimStatus) -> None:
         old, self.status = self.status, status
+        self._noted_at = self._setup.clock.now()
         if status.process == ENDED:
             self.ended = True
+        if status.in_flight == 0 and status.admission == DRAINING and (old is None or old.in_flight):
+            self._probe_soon.set()  # a drain ends when the engine itself says that it is idle
         if old is None or old.version != status.version:
             self._wake()
 
     async def _prober(self) -> None:
         while True:
-            await asyncio.sleep(self._setup.probe_interval_s)
+            try:
+                async with asyncio.timeout(self._setup.probe_interval_s):
+                    await self._probe_soon.wait()
+            except TimeoutError:
+                pass
+            self._probe_soon.clear()
             if self.warm and not self.stopping and not self.ended:
                 await self._probe()
 
@@ -236,6 +262,12 @@ class Incarnation:
             self.load = None
         if (self.probe_failures, self.engine_idle) != before:
             self._wake()
+
+    @property
+    def counts(self) -> shim_pb2.ShimStatus | None:
+        """The shim's status while it is fresh: what nobody has confirmed for a while is unknown."""
+        fresh = self._setup.clock.now() - self._noted_at < _STALE_S
+        return self.status if fresh and not self.ended else None
 
     @property
     def engine_idle(self) -> bool:
@@ -263,6 +295,7 @@ class Incarnation:
         if self._starter is not None:
             self._starter.cancel()
         first, self.stopping = not self.stopping, True
+        self._stop_since = self._stop_since or self._setup.clock.now()
         self.killed = self.killed or grace_s == 0.0
         if not self.entry.live:
             self.ended = True
@@ -297,7 +330,7 @@ class Incarnation:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        begun_at = self._setup.clock.now()
+        begun_at = self._stop_since or self._setup.clock.now()
         exit_info = self.failure or (self._shim_death() if self._shim_lost else self._engine_death())
         if self.entry.live:
             await self._dismiss_shim()
@@ -332,11 +365,8 @@ class Incarnation:
         """What carries this worker's mark and is not its shim. Again and again until nothing is left."""
         pause_s = 0.02
         while True:
-            left = [
-                identity
-                for identity, env in processes.marked(self._setup.marker)
-                if env.get(processes.WORKER) == self.entry.worker_id
-            ]
+            ours = await asyncio.to_thread(processes.marked, self._setup.marker)
+            left = [identity for identity, env in ours if env.get(processes.WORKER) == self.entry.worker_id]
             if not left:
                 return
             for identity in left:

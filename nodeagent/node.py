@@ -55,7 +55,7 @@ class Node:
         pause_s, waited_s = 0.05, 0.0
         while strays := [
             identity
-            for identity, env in processes.marked(self._setup.marker)
+            for identity, env in await asyncio.to_thread(processes.marked, self._setup.marker)
             if not processes.is_own(identity) and not _belongs(env, entries)
         ]:
             for identity in strays:

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from nodeagent.ledger import ProcessIdentity
@@ -61,9 +61,10 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-def marked(marker: str) -> Iterator[tuple[ProcessIdentity, Mapping[str, str]]]:
-    """Live processes of this user that carry our marker, with their SPRINGTIDE_* variables."""
+def marked(marker: str) -> list[tuple[ProcessIdentity, Mapping[str, str]]]:
+    """Live processes of this user that carry our marker, with their SPRINGTIDE_* variables. Reads all of /proc."""
     wanted = f"{MARKER}={marker}".encode()
+    found: list[tuple[ProcessIdentity, Mapping[str, str]]] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -77,7 +78,8 @@ def marked(marker: str) -> Iterator[tuple[ProcessIdentity, Mapping[str, str]]]:
         identity = identify(int(entry.name))
         if identity is not None:
             ours = (item.decode(errors="replace") for item in variables if item.startswith(b"SPRINGTIDE_"))
-            yield identity, {key: value for key, _, value in (item.partition("=") for item in ours)}
+            found.append((identity, {key: value for key, _, value in (item.partition("=") for item in ours)}))
+    return found
 
 
 def _stat(pid: int) -> list[bytes] | None:

@@ -26,6 +26,7 @@ _SILENCE_S = 10.0
 """A control plane that answers nothing for this long, or for five heartbeats, is treated as gone."""
 _MIN_GAP_S = 0.02
 _FIRST_BACKOFF_S = 0.2
+_REDIRECT_S = 0.1
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[agent_pb2.SessionRequest, agent_pb2.SessionResponse]"
 Requests: TypeAlias = "asyncio.Queue[agent_pb2.SessionRequest | None]"
@@ -83,8 +84,8 @@ class Session:
                 self._metrics.connected.set(0)
                 self._requests = None
             attempt = 1 if worked else attempt + 1
-            if not self._leader:
-                await asyncio.sleep(backoff_s(attempt, _FIRST_BACKOFF_S, self._reconnect_max_s, self._rng))
+            pause_s = backoff_s(attempt, _FIRST_BACKOFF_S, self._reconnect_max_s, self._rng)
+            await asyncio.sleep(_REDIRECT_S if self._leader else pause_s)
 
     def _lost(self, address: str, error: SpringtideError) -> None:
         leader = error.metadata.get("leader", "")

@@ -158,6 +158,7 @@ class Worker:
         """Everything known of it."""
         entry, life = self.entry, self._life
         status = life.status if life is not None and not life.ended else None
+        counts = life.counts if life is not None else None
         load = life.load if life is not None else None
         phase = self.phase
         return WorkerReport(
@@ -169,11 +170,11 @@ class Worker:
             phase=phase,
             endpoint=_endpoint(self._setup.advertised_host, status.port) if status is not None else "",
             gpu_ids=entry.gpu_ids,
-            in_flight=status.in_flight if status is not None else None,
+            in_flight=counts.in_flight if counts is not None else None,
             engine_running=load.running if load else None,
             engine_waiting=load.waiting if load else None,
             kv_use=load.kv_use if load else None,
-            total_served=status.total_served if status is not None else None,
+            total_served=counts.total_served if counts is not None else None,
             max_in_flight=status.max_in_flight if status is not None else entry.max_in_flight,
             exit=entry.exit if phase is ReportedPhase.FAILED else None,
             log_path=str(self._setup.ledger.folder(entry.worker_id) / "engine.log") if entry.incarnation else "",

@@ -49,7 +49,7 @@ class Control:
                     return self._begin_stop(_parse(request, shim_pb2.StopEngine()))
                 case "POST", "/v1/quit":
                     return self._quit()
-        except ValueError as error:  # json_format.ParseError is one
+        except (ValueError, json_format.ParseError) as error:
             return _error(400, str(error))
         return _error(404, f"no route {request.method} {request.path}")
 

@@ -135,6 +135,25 @@ async def test_exit_code_and_log_tail(controlplane: FakeControlPlane, agent: Run
     assert "no-such-flag" in _exit(failed).log_tail
 
 
+async def test_a_crash_during_warm_up_is_the_engines(controlplane: FakeControlPlane, agent: RunningAgent) -> None:
+    """F28, NA7: the exit code is the reason that counts, not the broken connection of the warm-up."""
+    await agent.start().up()
+    controlplane.want("w-1", Want.RUN, 1, launch("--fault", "crash,after_tokens=1,exit_code=3"))
+    failed = await controlplane.until("w-1", P.FAILED)
+    assert (_exit(failed).code, _exit(failed).reason) == (3, "ENGINE_EXITED")
+
+
+async def test_a_silent_shim_has_no_known_load(controlplane: FakeControlPlane, agent: RunningAgent) -> None:
+    """DESIGN rule 1: what a stopped shim said long ago is unknown, not zero; it is known again when it goes on."""
+    await _ready(controlplane, agent)
+    shim = next(pid for pid, line in marked(agent.marker).items() if "nodeagent.shim" in line)
+    os.kill(shim, signal.SIGSTOP)
+    await eventually(lambda: controlplane.reports["w-1"].in_flight is None)
+    assert controlplane.reports["w-1"].phase is P.READY
+    os.kill(shim, signal.SIGCONT)
+    await eventually(lambda: controlplane.reports["w-1"].in_flight == 0)
+
+
 async def test_shim_killed(controlplane: FakeControlPlane, agent: RunningAgent) -> None:
     """A killed shim takes its engine with it; the worker is FAILED and its GPUs are free."""
     await _ready(controlplane, agent)
