@@ -1,6 +1,7 @@
 """The router's Prometheus metrics: counters where things happen, gauges read from the core when scraped."""
 
 from collections.abc import Iterable
+from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -9,6 +10,9 @@ from prometheus_client.registry import Collector
 from router.core.admission import Admission
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+M = TypeVar("M", Counter, Histogram)
 
 
 class Metrics:
@@ -39,7 +43,7 @@ class Metrics:
         )
         self.ttft = Histogram(
             "springtide_router_time_to_first_token_seconds",
-            "From a request's arrival to the first event or byte of its answer, waiting and retries included.",
+            "From a request's arrival to the first event of its stream, waiting and retries included.",
             ("pool",),
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
@@ -52,6 +56,15 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_State(admission))
+        self._children: dict[tuple[object, ...], object] = {}
+
+    def of(self, metric: M, *labels: str) -> M:
+        """The child of a metric, found again without the library's lock."""
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return cast(M, child)
 
 
 class _State(Collector):

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from router.config import Timeouts
 from router.core.admission import Admission, Granted, Ticket
@@ -13,7 +14,6 @@ from router.core.table import Change
 from router.metrics import Metrics
 from springtide import telemetry
 from springtide.dataplane import INCARNATION_HEADER, REQUEST_ID_HEADER, OutcomeKind, Route, TcpAddress, UpstreamPool
-from springtide.dataplane.messages import parse_address
 from springtide.errors import SpringtideError
 from springtide.model.routing import RouterReport, RoutingDelta, RoutingTable, WorkerLoad
 
@@ -31,6 +31,12 @@ class AttemptEnd:
     timeout: str = ""
     events: int = 0
     first_byte_at: float | None = None
+
+
+@lru_cache(maxsize=4096)
+def _address(endpoint: str) -> TcpAddress:
+    host, _, port = endpoint.rpartition(":")
+    return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
 
 
 class Dispatcher:
@@ -76,7 +82,7 @@ class Dispatcher:
     def _moved(self, before: set[str]) -> None:
         for endpoint in before - self._endpoints():
             for pool in self.pools:
-                pool.close_address(parse_address(endpoint))
+                pool.close_address(_address(endpoint))
         for name in self.admission.waiting_pools():
             self._pump(name)
 
@@ -122,11 +128,11 @@ class Dispatcher:
         pool, demand = ticket.pool, self.admission.demand(ticket.pool)
         self.admission.settle(ticket, ruling, end.refusal, self._loop.time())
         if end.events:
-            self.metrics.tokens.labels(pool).inc(end.events)
-        if end.first_byte_at is not None and end.response_started:
+            self.metrics.of(self.metrics.tokens, pool).inc(end.events)
+        if end.first_byte_at is not None and end.events and end.response_started:
             ttft_s = max(0.0, end.first_byte_at - ticket.arrived_at)
             demand.first_token(ttft_s)
-            self.metrics.ttft.labels(pool).observe(ttft_s)
+            self.metrics.of(self.metrics.ttft, pool).observe(ttft_s)
         if ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE):
             self.metrics.retries.labels(pool, end.refusal or end.kind.value).inc()
         else:
@@ -139,7 +145,7 @@ class Dispatcher:
         """The request is over: one count, whatever its attempts."""
         if kind not in (OutcomeKind.OK, OutcomeKind.CLIENT_GONE):
             self.admission.demand(ticket.pool).failed_total += 1
-        self.metrics.requests.labels(ticket.pool, front, kind.value).inc()
+        self.metrics.of(self.metrics.requests, ticket.pool, front, kind.value).inc()
         if ticket.waited_s > 0:
             self.metrics.waited.labels(ticket.pool).observe(ticket.waited_s)
 
@@ -148,9 +154,8 @@ class Dispatcher:
         seat = ticket.seat
         assert seat is not None
         timeouts = self._timeouts
-        host, _, port = seat.worker.endpoint.rpartition(":")
         return Route(
-            TcpAddress(host.strip("[]"), int(port)),
+            _address(seat.worker.endpoint),
             headers=(
                 (INCARNATION_HEADER, str(seat.worker.incarnation).encode()),
                 (REQUEST_ID_HEADER, request_id),
@@ -172,7 +177,7 @@ class Dispatcher:
             seat.spanned = True
             offset = time.time() - self._loop.time()
             telemetry.emit_span(
-                "route.first_token",
+                "springtide.route.first_token",
                 traceparent=seat.worker.traceparent or None,
                 start_s=started_at + offset,
                 end_s=at + offset,

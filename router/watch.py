@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 _FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 5.0
+_MAX_BACKOFF_S = 2.0
 
 
 class ForeignDelta(Exception):

@@ -286,10 +286,10 @@ class Admission:
         if pool is None:
             return Denied(ticket, self._gone(ticket))
         if ticket.hopeless_at is not None and ticket.hopeless_at <= now:
-            there = any(key in ticket.excluded for key in (seat.id for seat in self._by_pool.get(ticket.pool, ())))
-            if there:
+            seats = self._by_pool.get(ticket.pool, ())
+            if seats and all(seat.id in ticket.excluded for seat in seats):
                 return Denied(ticket, None)
-            ticket.hopeless_at = None
+            ticket.hopeless_at = None  # another one is there, or what failed it has gone and is being replaced
         if now >= _patience_ends(ticket, pool):
             message = f"No worker of pool {pool.name} took the request within {pool.waiting_timeout_s:g} s."
             return Denied(ticket, self._reject(ticket, now, "WAITING_TIMEOUT", message))

@@ -266,7 +266,7 @@ class RelayServer:
     Phases: `start` (any number of listeners), then `close`. `exchanges` and `connections` are what runs now.
     """
 
-    SWEEP_INTERVAL_S = 0.1
+    SWEEP_INTERVAL_S = 0.2
 
     def __init__(self, director: Director, limits: Limits | None = None) -> None:
         self.director = director

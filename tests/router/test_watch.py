@@ -1,12 +1,14 @@
 """The watch on the control plane: snapshot, deltas, acknowledgements, reports, last known good (RT4, RT9; F13, F18)."""
 
 import asyncio
+from dataclasses import replace
 
-from router.core.table import Change
+import pytest
+
 from springtide import telemetry
 from springtide.model.routing import RoutingTable, WorkerLoad
 from tests.dataplane.fakes import DONE, client, event, post, says, stream_of, until, upstream
-from tests.router.fakes import control_plane, router, table, worker
+from tests.router.fakes import POOL, control_plane, router, table, worker
 from tests.router.test_http_front import STREAM, stream
 
 
@@ -78,23 +80,33 @@ async def test_the_control_plane_restarts_under_a_running_stream() -> None:
             await until(lambda: len(cp.hellos) >= 2)
             gate.set()
             assert await c.chunks() == event(0) + event(1) + DONE
-            assert r.dispatcher.delta is not None
-            assert r.dispatcher.snapshot(r.dispatcher.admission.table) is Change.APPLIED
 
 
-async def test_the_first_waiting_request_is_told_at_once() -> None:
-    """DESIGN 12: far sooner than the next report of the second."""
+async def test_the_first_waiting_request_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN 12: without waiting for the next regular report, which never comes here."""
+    monkeypatch.setattr("router.watch.REPORT_INTERVAL_S", 3600.0)
     async with control_plane(table()) as cp, router(cp=cp.address) as r, client(r.http_port) as c:
         await cp.acked(1)
-        await until(lambda: cp.reports)
-        count = len(cp.reports)
         c.send(post("/v1/completions", STREAM))
-        await until(lambda: any(p.waiting == 1 for report in cp.reports[count:] for p in report.pools), 0.7)
-        first = next(p for report in cp.reports[count:] for p in report.pools if p.waiting == 1)
-        assert (first.pool, first.requests_total) == ("p", 1)
+        await until(lambda: cp.reports)
+        [first] = cp.reports[0].pools
+        assert (first.pool, first.waiting, first.requests_total) == ("p", 1, 1)
 
 
-async def test_a_rejection_is_told_too_and_uses_are_exact() -> None:
+async def test_a_rejection_is_told_at_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN 12"""
+    monkeypatch.setattr("router.watch.REPORT_INTERVAL_S", 3600.0)
+    start = table(pool=replace(POOL, max_workers=0))
+    async with control_plane(start) as cp, router(cp=cp.address) as r, client(r.http_port) as c:
+        await cp.acked(1)
+        c.send(post("/v1/completions", STREAM))
+        assert (await c.answer())[0] == 503
+        await until(lambda: cp.reports)
+        [first] = cp.reports[0].pools
+        assert (first.waiting, first.rejected) == (0, 1)
+
+
+async def test_uses_are_exact() -> None:
     """RT6"""
     async with (
         upstream(says(stream_of(1))) as up,
@@ -123,5 +135,5 @@ async def test_the_first_routed_token_joins_the_workers_trace(monkeypatch) -> No
     ):
         await stream(c)
         await stream(c)
-        assert [(s["name"], s["traceparent"]) for s in spans] == [("route.first_token", parent)]
+        assert [(s["name"], s["traceparent"]) for s in spans] == [("springtide.route.first_token", parent)]
         assert spans[0]["end_s"] >= spans[0]["start_s"] > 1e9  # type: ignore[operator]

@@ -195,6 +195,21 @@ def test_alone_and_still_there_the_fault_is_passed_on() -> None:
     assert made.pump("p", DOUBT_S)[0] == [Denied(ticket, None)]
 
 
+def test_doubt_is_no_reason_to_give_up_while_another_worker_is_only_busy() -> None:
+    made = admission(worker("a"), worker("b"))
+    ticket, other = made.open("m", 0.0), made.open("m", 0.0)
+    made.admit(ticket, 0.0)
+    made.admit(other, 0.0)
+    made.settle(ticket, ERRED, "", 0.0)
+    assert not made.admit(ticket, 0.0)
+    third = made.open("m", 0.0)
+    assert not made.admit(third, 0.0)
+    assert granted(made, 0.1) == [third]
+    assert made.pump("p", DOUBT_S + 0.1)[0] == []
+    made.settle(other, OK, "", DOUBT_S + 0.2)
+    assert granted(made, DOUBT_S + 0.2) == [ticket]
+
+
 def test_a_transport_fault_alone_is_tried_again_after_a_pause() -> None:
     made = admission(worker("a"))
     ticket = made.open("m", 0.0)
