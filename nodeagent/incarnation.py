@@ -228,7 +228,9 @@ class Incarnation:
         if status.process == ENDED:
             self.ended = True
         if status.in_flight == 0 and status.admission == DRAINING and (old is None or old.in_flight):
-            self._probe_soon.set()  # a drain ends when the engine itself says that it is idle
+            # A drain ends when the engine itself says that it is idle, and what it said before this does not count.
+            self.load = None
+            self._probe_soon.set()
         if old is None or old.version != status.version:
             self._wake()
 
