@@ -357,7 +357,7 @@ def _departed(draft: Draft, pool: Pool) -> tuple[str, str] | None:
     if not gone:
         return None
     latest = max(gone, key=lambda worker: worker.intent.state_since)
-    if is_leaving(latest, draft.nodes) and latest.state is State.ACTIVE:
+    if latest.state in (State.STARTING, State.ACTIVE):
         return "NODE_STOPPING", f"replaces {latest.worker_id}, whose node {latest.intent.node_id} stops"
     intent = latest.intent
     return intent.reason, f"replaces {latest.worker_id}: {intent.message or intent.reason}"

@@ -291,18 +291,13 @@ def is_current(worker: Worker, report: WorkerReport) -> bool:
 
 
 def tells_end(worker: Worker, report: WorkerReport) -> bool:
-    """The report says that the engine we mean has ended. An end may be learned from an older generation, but the end of
-    the engine before this start says nothing about this start."""
+    """The report says that the engine we mean has ended. An end may be learned from an older generation; but while
+    nothing has been heard of the engine of this start, an older end is that of the engine before it."""
     if not has_ended(report):
         return False
-    if report.generation >= worker.intent.generation:
+    if report.generation >= worker.intent.generation or report.incarnation > worker.observed.incarnation:
         return True
-    seen = worker.observed
-    if report.incarnation > seen.incarnation:
-        return True
-    if worker.intent.state is State.STARTING and seen.phase is None:
-        return False
-    return report.incarnation == seen.incarnation
+    return worker.observed.phase is not None and report.incarnation == worker.observed.incarnation
 
 
 def holds_slice(worker: Worker) -> bool:

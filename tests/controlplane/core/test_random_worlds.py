@@ -2,6 +2,7 @@
 the pools come to rest where they should. A failing seed replays exactly."""
 
 import contextlib
+import dataclasses
 import random
 
 import pytest
@@ -14,8 +15,8 @@ from controlplane.core.worker import PHASES, holds_slice
 from springtide.errors import SpringtideError
 from springtide.model.enums import Phase, ReportedPhase, State
 from springtide.model.pool import PolicySpec
-from springtide.model.worker import Worker
-from tests.controlplane.core.world import STORE_ID, World
+from springtide.model.worker import Worker, WorkerReport
+from tests.controlplane.core.world import STORE_ID, FakeNode, World
 
 STEPS = 150
 POOLS = {"demo": (1, 3, 1), "wide": (0, 2, 2)}  # min, max, GPUs
@@ -39,6 +40,8 @@ class Chaos(World):
                 drain_timeout_s=6.0,
                 policy=PolicySpec("load_ratio", QUICK),
             )
+        self.load = dict.fromkeys(POOLS, 0)
+        self.old_reports: dict[str, dict[str, WorkerReport]] = {node_id: {} for node_id in self.nodes}
         self.stale_desired = {node_id: desired_workers(self.snapshot(), node_id) for node_id in self.nodes}
 
     # -------------------------------------------------------------- faults
@@ -46,7 +49,7 @@ class Chaos(World):
     def break_something(self) -> None:
         rng = self.rng
         node = self.nodes[rng.choice(sorted(self.nodes))]
-        fault = rng.randrange(12)
+        fault = rng.randrange(13)
         if fault == 0:
             node.reachable = not node.reachable
         elif fault == 1 and node.engines:
@@ -72,7 +75,9 @@ class Chaos(World):
                     engine.phase = ReportedPhase.ADOPTING  # the agent was restarted and checks what it finds
         elif fault == 9:
             node.engines = {key: e for key, e in node.engines.items() if e.report("").gpu_ids}  # forgets what ended
-        elif fault == 10:
+        elif fault == 10 and node.node_id in self.live_nodes:
+            self.hear_late(node.node_id)
+        elif fault == 11:
             self.demand[rng.choice(sorted(POOLS))] = None
         else:
             node.obey(self.stale_desired[node.node_id], self.now)  # an old answer arrives late
@@ -103,24 +108,37 @@ class Chaos(World):
         with contextlib.suppress(SpringtideError):
             self.apply(order(self.snapshot()))
 
+    def hear_late(self, node_id: str) -> None:
+        """What the node said of its workers some time ago is heard again."""
+        live = self.live_nodes[node_id]
+        late = {key: report for key, report in self.old_reports[node_id].items() if key in live.reports}
+        self.live_nodes[node_id] = dataclasses.replace(live, reports={**live.reports, **late})
+        self.settle()
+
+    def repair(self, node: FakeNode) -> None:
+        node.reachable, node.fail_starts, node.never_ready, node.stopping = True, False, False, False
+        node.stop_deadline_at = None
+
     def heal(self) -> None:
         self.routers_ack = True
         for node in self.nodes.values():
-            node.reachable, node.fail_starts, node.never_ready, node.stopping = True, False, False, False
-            node.stop_deadline_at = None
-            for engine in node.engines.values():
-                engine.stuck = 0
+            self.repair(node)
         if "n1" in self.node_records:
             self.apply(orders.uncordon_node(self.snapshot(), "n1", self.now))
 
     def step(self) -> None:
         if self.rng.random() < 0.25:
             self.break_something()
+        if self.rng.random() < 0.15:
+            self.repair(self.nodes[self.rng.choice(sorted(self.nodes))])
         for node_id in self.nodes:
             if self.rng.random() < 0.3:
                 self.stale_desired[node_id] = desired_workers(self.snapshot(), node_id)
+            self.old_reports[node_id] = {key: e.report(STORE_ID) for key, e in self.nodes[node_id].engines.items()}
         for pool in POOLS:
-            self.spread(self.rng, self.rng.choice((0, 1, 4, 10, 20)), pool)
+            if self.rng.random() < 0.15:
+                self.load[pool] = self.rng.choice((0, 1, 4, 10, 20))
+            self.spread(self.rng, self.load[pool], pool)
         self.turn(self.rng.choice((0.2, 1.0, 1.0, 2.0)))
 
     # -------------------------------------------------------------- what must hold
