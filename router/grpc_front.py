@@ -15,7 +15,7 @@ from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.generation import Progress, translate
 from router.upstream import AttemptEnd, Dispatcher
-from springtide.dataplane import Limits, OutcomeKind, UpstreamPool
+from springtide.dataplane import FAULT_HEADER, Limits, OutcomeKind, UpstreamPool
 from springtide.dataplane.client import Answer, UpstreamFailure, call
 from springtide.errors import Conflict, InvalidArgument, NotFound, SpringtideError, Unavailable
 from springtide.v1 import generation_pb2 as pb
@@ -34,8 +34,9 @@ _JSON = [(b"content-type", b"application/json")]
 class Refused(Exception):
     """An HTTP answer of the worker that is no stream."""
 
-    def __init__(self, status: int, message: str, refusal: str) -> None:
+    def __init__(self, status: int, message: str, refusal: str, fault: str) -> None:
         super().__init__(message)
+        self.fault = fault
         self.status = status
         self.refusal = refusal
 
@@ -151,7 +152,7 @@ class _Attempt:
         route = self._dispatcher.route(ticket, self._request_id.encode(errors="replace"), stream=True)
         progress = Progress(chat=target == "/v1/chat/completions")
         end = OutcomeKind.CLIENT_GONE
-        refusal = timeout = ""
+        refusal = timeout = fault = ""
         error: SpringtideError | None = None
         try:
             async with call("POST", route, target, body, _JSON, pool, limits) as answer:
@@ -174,14 +175,14 @@ class _Attempt:
             timeout = failure.timeout
             error = self._lost(failure)
         except Refused as answered:
-            end, refusal = answered.kind, answered.refusal
+            end, refusal, fault = answered.kind, answered.refusal, answered.fault
             error = self._answered(answered)
-        except (ValueError, AttributeError, TypeError) as fault:
+        except (ValueError, AttributeError, TypeError) as wrong:
             end = OutcomeKind.BAD_RESPONSE
-            error = self._lost(UpstreamFailure(end, f"the engine sent an event that is none: {fault}"))
+            error = self._lost(UpstreamFailure(end, f"the engine sent an event that is none: {wrong}"))
         finally:
             started = self._first_token_at is not None
-            ending = AttemptEnd(end, started, refusal, timeout, self._events, self._first_token_at)
+            ending = AttemptEnd(end, started, refusal, timeout, fault, self._events, self._first_token_at)
             ruling = self._dispatcher.ended(ticket, ending, FRONT)
         if error is not None:
             self.again = ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE)
@@ -239,4 +240,4 @@ async def _refused(answer: Answer) -> Refused:
         message = str(inner.get("message") if isinstance(inner, dict) else inner)
     except (orjson.JSONDecodeError, AttributeError):
         message = raw.decode("utf-8", "replace")[:500]
-    return Refused(answer.status, message, answer.refusal)
+    return Refused(answer.status, message, answer.refusal, (answer.header(FAULT_HEADER) or b"").decode("latin-1"))

@@ -13,6 +13,7 @@ from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import (
+    FAULT_HEADER,
     REQUEST_ID_HEADER,
     Answer,
     InvalidJson,
@@ -82,6 +83,7 @@ class HttpFront:
             outcome.response_started,
             outcome.refusal,
             outcome.timeout,
+            _fault(outcome),
             outcome.events,
             outcome.first_byte_at,
         )
@@ -206,6 +208,12 @@ def as_reply(error: SpringtideError, request_id: bytes = b"") -> Reply:
     if request_id:
         headers.append((REQUEST_ID_HEADER, request_id))
     return Reply(error.http_status, tuple(headers), orjson.dumps(error.openai_body()))
+
+
+def _fault(outcome: Outcome) -> str:
+    if outcome.kind is not OutcomeKind.ERROR_STATUS:
+        return ""
+    return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")
 
 
 def _request_id(request: Request) -> bytes:

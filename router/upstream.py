@@ -29,6 +29,8 @@ class AttemptEnd:
     response_started: bool
     refusal: str = ""
     timeout: str = ""
+    fault: str = ""
+    """What the shim says of its engine (FAULT_HEADER)."""
     events: int = 0
     first_byte_at: float | None = None
 
@@ -124,6 +126,7 @@ class Dispatcher:
             timeout=end.timeout,
             attempts=ticket.attempts,
             max_attempts=self._max_attempts,
+            fault=end.fault,
         )
         pool, demand = ticket.pool, self.admission.demand(ticket.pool)
         self.admission.settle(ticket, ruling, end.refusal, self._loop.time())

@@ -25,7 +25,7 @@ from springtide.model.routing import (
     WorkerUse,
 )
 
-DOUBT_S = 3.0
+DOUBT_S = 5.0
 """After a fault: how long the failed incarnation is left alone by the request, for the table to say whether it died."""
 
 

@@ -44,9 +44,18 @@ _MAY_BE_THE_REQUESTS = {
 
 
 def rule(
-    kind: OutcomeKind, *, response_started: bool, refusal: str, timeout: str, attempts: int, max_attempts: int
+    kind: OutcomeKind,
+    *,
+    response_started: bool,
+    refusal: str,
+    timeout: str,
+    attempts: int,
+    max_attempts: int,
+    fault: str = "",
 ) -> Ruling:
-    """Decides. `attempts` counts workers that were really tried, the present one included; refusals do not count.
+    """Decides. `fault`: what a shim says of its engine in place of an answer of the engine's (an OutcomeKind's value).
+
+    `attempts` counts workers that were really tried, the present one included; refusals do not count.
 
     RT5: before the first token another worker takes it unseen; after it the client has an explicit error already.
     """
@@ -58,7 +67,8 @@ def rule(
         return Ruling(Verdict.REQUEUE, Blame.REFUSAL)
     # The request's own patience ran out; a slow answer is not the worker's failure.
     blame = Blame.NOTHING if kind is OutcomeKind.TIMEOUT and timeout == "total" else Blame.FAILURE
-    doubtful = _MAY_BE_THE_REQUESTS.get(kind, True) and timeout != "connect"
+    lost = fault in (OutcomeKind.CONNECT_FAILED.value, OutcomeKind.UPSTREAM_EOF.value, OutcomeKind.ABORTED.value)
+    doubtful = _MAY_BE_THE_REQUESTS.get(kind, True) and timeout != "connect" and not lost
     if response_started:
         return Ruling(Verdict.PASS, blame, doubtful)
     if timeout == "total" or attempts >= max_attempts:

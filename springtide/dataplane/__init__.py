@@ -6,7 +6,7 @@ port = await server.start("127.0.0.1", 0)
 await server.close(drain_s=30)
 """
 
-from springtide.dataplane.heads import INCARNATION_HEADER, REFUSAL_HEADER, REQUEST_ID_HEADER
+from springtide.dataplane.heads import FAULT_HEADER, INCARNATION_HEADER, REFUSAL_HEADER, REQUEST_ID_HEADER
 from springtide.dataplane.messages import (
     Address,
     Answer,
@@ -29,6 +29,7 @@ from springtide.dataplane.server import RelayServer
 from springtide.dataplane.upstream import UpstreamPool
 
 __all__ = [
+    "FAULT_HEADER",
     "INCARNATION_HEADER",
     "REFUSAL_HEADER",
     "REQUEST_ID_HEADER",

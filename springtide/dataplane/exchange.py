@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from springtide.dataplane.events import EventStream, EventTooLong, error_object
 from springtide.dataplane.framing import LAST_CHUNK, Body, ChunkedBody, FramingError, LengthBody, chunk
 from springtide.dataplane.heads import (
+    FAULT_HEADER,
     HeadError,
     ResponseHead,
     encode_reply,
@@ -414,7 +415,8 @@ class Exchange:
         status, message, code = _DEFAULT_ERRORS.get(kind, (500, "the request failed", "internal_error"))
         error = error or error_body(message, code, status)
         if not self.started:
-            reply = reply or Reply(status, ((b"content-type", b"application/json"),), error)
+            fault = (FAULT_HEADER, kind.value.encode())
+            reply = reply or Reply(status, ((b"content-type", b"application/json"), fault), error)
             outcome.answer = reply
         retry = self._tell(outcome)
         if not self.started and reply is not None:

@@ -23,10 +23,14 @@ _HOP_BY_HOP = frozenset(
         b"content-length",
     )
 )
+# Not asked of the upstream: a compressed event stream has no borders to see.
+_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"accept-encoding"}
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 _STATUS_LINES = {code: b"HTTP/1.1 %d %b\r\n" % (code, phrase) for code, phrase in _REASONS.items()}
 
 REFUSAL_HEADER = b"x-springtide-refusal"
+FAULT_HEADER = b"x-springtide-fault"
+"""On a relay's own 502: how its upstream failed it (an OutcomeKind's value), so that the next relay can tell."""
 INCARNATION_HEADER = b"x-springtide-incarnation"
 REQUEST_ID_HEADER = b"x-request-id"
 
@@ -192,7 +196,7 @@ def encode_request(request: Request, route: Route) -> bytes:
     parts = [f"{request.method} {target} HTTP/1.1\r\nhost: {_host(route.address)}\r\n".encode("latin-1")]
     own = {name for name, _ in route.headers}
     for name, value in request.headers:
-        if name not in _HOP_BY_HOP and name not in own and name != b"host":
+        if name not in _NOT_FORWARDED and name not in own:
             parts += (name, b": ", value, b"\r\n")
     for name, value in route.headers:
         parts += (name, b": ", value, b"\r\n")

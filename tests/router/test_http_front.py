@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent.engines.sim.tokens import answer_text, render_chat
 from router.config import Timeouts
+from springtide.dataplane import Route
 from springtide.model.routing import RoutedPool, RoutingDelta
 from tests.dataplane.fakes import (
     DONE,
@@ -19,12 +20,14 @@ from tests.dataplane.fakes import (
     SSE_HEAD,
     Client,
     Peer,
+    Recorder,
     Script,
     chunk,
     client,
     dechunk,
     event,
     post,
+    relay,
     says,
     stream_of,
     until,
@@ -295,6 +298,20 @@ async def test_a_fault_with_nobody_else_waits_for_the_replacement() -> None:
         r.dispatcher.delta(RoutingDelta("s", 2, removed_workers=("a",)))
         r.dispatcher.delta(RoutingDelta("s", 3, workers=(worker("a", fresh.port, 2),)))
         assert await asking == event(0) + DONE
+
+
+async def test_a_shim_whose_engine_died_is_told_from_an_engine_that_errs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RT5: behind a shim too, the request waits for the replacement however long the table takes to say so."""
+    monkeypatch.setattr("router.core.admission.DOUBT_S", 0.1)
+    async with upstream(says(b"", close=True), says(b"", close=True), says(stream_of(1))) as engine:
+        shim_director = Recorder(lambda r: Route(engine.address))
+        async with (
+            relay(shim_director) as (_, shim_port),
+            router(table(worker("a", shim_port))) as r,
+            client(r.http_port) as c,
+        ):
+            assert await stream(c) == event(0) + DONE
+            assert len(engine.requests) == 3
 
 
 async def test_an_engines_own_fault_is_passed_on_where_nobody_else_is(monkeypatch: pytest.MonkeyPatch) -> None:

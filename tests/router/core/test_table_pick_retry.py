@@ -140,6 +140,7 @@ FAULT, LATE = {"response_started": False}, {"response_started": True}
         (OutcomeKind.UPSTREAM_EOF, LATE, Ruling(Verdict.PASS, Blame.FAILURE)),
         (OutcomeKind.UPSTREAM_ERROR_EVENT, FAULT, Ruling(Verdict.RETRY, Blame.FAILURE, doubtful=True)),
         (OutcomeKind.ERROR_STATUS, FAULT, Ruling(Verdict.RETRY, Blame.FAILURE, doubtful=True)),
+        (OutcomeKind.ERROR_STATUS, {**FAULT, "fault": "upstream_eof"}, Ruling(Verdict.RETRY, Blame.FAILURE)),
         (OutcomeKind.BAD_RESPONSE, FAULT, Ruling(Verdict.RETRY, Blame.FAILURE, doubtful=True)),
         (OutcomeKind.TIMEOUT, {**FAULT, "timeout": "connect"}, Ruling(Verdict.RETRY, Blame.FAILURE)),
         (OutcomeKind.TIMEOUT, {**FAULT, "timeout": "first_byte"}, Ruling(Verdict.RETRY, Blame.FAILURE, doubtful=True)),
