@@ -132,10 +132,10 @@ def _settle_lost(draft: Draft, pool: Pool, target: int) -> None:
         )
         if node is None or node.state not in (NodeState.UP, NodeState.RELEASING) or live is None or report is None:
             continue
-        if has_ended(report) or not live.connected or not live.reported:
+        if not live.connected or not live.reported:
             continue
         loaded = sum(1 for w in _staying(draft, pool) if w.state is State.ACTIVE or w.intent.phase is Phase.ADOPTING)
-        wanted = loaded < target and not worker.intent.held and node.state is NodeState.UP
+        wanted = loaded < target and not worker.intent.held and node.state is NodeState.UP and not has_ended(report)
         if wanted and report.phase is not ReportedPhase.STOPPING and report.incarnation >= worker.observed.incarnation:
             adopted = draft.step(
                 worker,
@@ -235,7 +235,7 @@ def _shrink(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
 
 def _leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
     """Workers of nodes that stop: starts are cancelled, ACTIVE ones drain once they are replaced, or when no
-    replacement comes, or when the node's deadline leaves no more time."""
+    replacement comes, or when the node's deadline leaves no more time. Drains end before the node does."""
     staying = _staying(draft, pool)
     ready = sum(1 for worker in staying if worker.state is State.ACTIVE)
     coming = len(staying) - ready
@@ -251,6 +251,11 @@ def _leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
                 drain(draft, worker, "NODE_STOPPING", f"{node_id} stops", deadline=end)
             else:
                 draft.wake(latest)
+        elif worker.intent.phase in (Phase.UNROUTING, Phase.FINISHING) and not worker.intent.abort_in_flight:
+            _, end = _leave_times(draft, pool, node_id)
+            if worker.intent.deadline is not None and end < worker.intent.deadline:
+                draft.set_intent(worker, deadline=end)
+                draft.wake(end)
 
 
 def _leave_times(draft: Draft, pool: Pool, node_id: str) -> tuple[float, float]:

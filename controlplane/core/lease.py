@@ -5,6 +5,7 @@ import dataclasses
 
 from controlplane.core.draft import Draft
 from controlplane.core.snapshot import NodeLive
+from controlplane.core.starts import crash_backoff
 from controlplane.core.worker import Cause
 from springtide.model.enums import Condition, NodeState, State
 from springtide.model.node import Node, NodeObserved
@@ -130,14 +131,28 @@ def _check_health(draft: Draft, worker: Worker) -> None:
     silent = quiet > draft.timing.suspect_after_s
     failing = (probes or 0) >= PROBE_FAILURES_SUSPECT
     if not silent:
-        live = draft.live(worker.intent.node_id)
-        draft.wake(live.last_heard_at + draft.timing.suspect_after_s + 1e-3 if live is not None else None)
+        draft.wake(draft.now - quiet + draft.timing.suspect_after_s + 1e-3)
+    suspect_since = worker.intent.suspect_since
     if (silent or failing) and worker.intent.condition is Condition.HEALTHY:
-        suspect = draft.step(worker, Cause.SUSPECT)
+        suspect = draft.step(worker, Cause.SUSPECT, suspect_since=draft.now)
         told = f"its node is silent for {quiet:.1f} s" if silent else f"{probes} health probes failed in a row"
         draft.worker_event(suspect, "worker_suspect", "active", "NODE_SILENT" if silent else "PROBES_FAIL", told)
     elif not silent and not failing and worker.intent.condition is Condition.SUSPECT:
         draft.worker_event(draft.step(worker, Cause.RECOVER), "worker_recovered", "active", "HEARD_AGAIN")
+    elif failing and not silent and suspect_since is not None:
+        _give_up_at(draft, worker, suspect_since + draft.timing.unhealthy_after_s)
+
+
+def _give_up_at(draft: Draft, worker: Worker, at: float) -> None:
+    """An engine that answers no probe for so long hangs: it is killed and replaced."""
+    if draft.now < at:
+        draft.wake(at)
+        return
+    told = f"no probe was answered for {draft.timing.unhealthy_after_s:g} s"
+    dead = draft.step(
+        worker, Cause.FAIL, reason="PROBES_FAILED", message=told, kill=True, **crash_backoff(draft, worker)
+    )
+    draft.worker_event(dead, "worker_failed", "inactive")
 
 
 def _move(draft: Draft, node: Node, state: NodeState, reason: str) -> Node:

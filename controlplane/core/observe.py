@@ -8,7 +8,7 @@ import dataclasses
 
 from controlplane.core.draft import Draft
 from controlplane.core.lease import lose
-from controlplane.core.starts import start_failed
+from controlplane.core.starts import crash_backoff, start_failed
 from controlplane.core.worker import (
     Cause,
     can,
@@ -142,18 +142,6 @@ def _observe_end_of_inactive(draft: Draft, worker: Worker, reason: str) -> None:
         worker = draft.step(worker, Cause.DISMISS, reason=reason, message="it was lost, and has ended")
     freed = draft.step(worker, Cause.FREE)
     draft.worker_event(freed, "worker_freed", "inactive", message="its node says that its slice is free")
-
-
-def crash_backoff(draft: Draft, worker: Worker) -> dict[str, float | int | None]:
-    """The first crash is answered at once; one that follows soon after the last start waits longer each time, but
-    never runs out of attempts: it did start."""
-    pool = draft.pools.get(worker.pool)
-    bound = max((pool.spec.max_start_attempts if pool is not None else 2) - 1, 1)
-    attempts = min(worker.intent.attempts + 1, bound)
-    wait_s = 0.0
-    if attempts > 1:
-        wait_s = min(draft.timing.start_backoff_s * 2 ** (attempts - 2), draft.timing.start_backoff_max_s)
-    return {"attempts": attempts, "next_attempt_at": draft.now + wait_s}
 
 
 # ------------------------------------------------------------------ absence

@@ -83,6 +83,7 @@ class Timing:
     heartbeat_interval_s: float = 1.0
     signal_max_age_s: float = 5.0  # older reports are unknown
     suspect_after_s: float = 3.0
+    unhealthy_after_s: float = 60.0  # probes that fail for so long end an ACTIVE worker: it hangs
     lease_s: float = 15.0  # silence of an agent after which its workers are LOST
     grace_s: float = 30.0  # after a start, a leader change, or a third of the agents silent at once
     ack_timeout_s: float = 2.0  # longest wait for routers in UNROUTING

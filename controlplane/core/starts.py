@@ -43,6 +43,18 @@ def start_failed(draft: Draft, worker: Worker, reason: str, message: str) -> Wor
     return failed
 
 
+def crash_backoff(draft: Draft, worker: Worker) -> dict[str, float | int | None]:
+    """The first crash is answered at once; one that follows soon after the last start waits longer each time, but
+    never runs out of attempts: it did start."""
+    pool = draft.pools.get(worker.pool)
+    bound = max((pool.spec.max_start_attempts if pool is not None else 2) - 1, 1)
+    attempts = min(worker.intent.attempts + 1, bound)
+    wait_s = 0.0
+    if attempts > 1:
+        wait_s = min(draft.timing.start_backoff_s * 2 ** (attempts - 2), draft.timing.start_backoff_max_s)
+    return {"attempts": attempts, "next_attempt_at": draft.now + wait_s}
+
+
 def backoff_s(draft: Draft, attempts: int) -> float:
     """Seconds to wait after so many failed starts in a row."""
     return min(draft.timing.start_backoff_s * 2.0 ** (attempts - 1), draft.timing.start_backoff_max_s)

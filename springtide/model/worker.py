@@ -42,6 +42,7 @@ class WorkerIntent:
     weight_version: str = ""
     paused_until: float | None = None
     paused_reason: str = ""
+    suspect_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from controlplane.core import orders
 from controlplane.core.desired import desired_workers
 from controlplane.core.snapshot import NodeLive
 from springtide.model.enums import Condition, DecisionResult, NodeState, Phase, ReportedPhase, State, Want
@@ -228,3 +229,38 @@ def test_new_incarnation_is_never_routed_as_the_old_one() -> None:
     world.turn(times=3)
     assert world.routed() == ["demo-1"]
     assert world.workers["demo-1"].observed.incarnation == engine.incarnation
+
+
+def test_an_engine_that_hangs_is_killed_and_replaced() -> None:
+    """CP20: probes that fail for a minute end it; its slice is reserved until the node says that it is free."""
+    world = two_nodes()
+    world.engine("demo-1").probe_failures = 3
+    world.turn(times=60)
+    assert world.states() == {"demo-1": "ACTIVE"}
+    world.now += 1.0
+    world.hear(world.nodes["n1"])
+    world.settle()
+    worker = world.workers["demo-1"]
+    assert (worker.intent.phase, worker.intent.reason, worker.intent.kill) == (Phase.FAILED, "PROBES_FAILED", True)
+    assert worker.intent.gpu_ids
+    world.turn(times=8)
+    assert world.states() == {"demo-1": "ACTIVE"}
+    assert world.workers["demo-1"].intent.suspect_since is None
+
+
+def test_a_drain_under_way_ends_before_its_node_does() -> None:
+    """NA10: preemption shortens a drain that began before the notice."""
+    world = two_nodes(desired=2, drain_timeout_s=300.0)
+    world.engine("demo-1").in_flight = world.engine("demo-1").stuck = 1
+    world.turn()
+    world.apply(orders.drain_worker(world.snapshot(), "demo-1", world.now))
+    world.turn(times=2)
+    node = world.nodes[world.workers["demo-1"].intent.node_id]
+    node.stopping, node.stop_deadline_at = True, world.now + 20.0
+    world.turn()
+    deadline = world.workers["demo-1"].intent.deadline
+    assert deadline is not None
+    assert deadline < node.stop_deadline_at
+    world.turn(times=17)
+    assert world.workers["demo-1"].state is State.INACTIVE
+    assert "drain_aborted" in world.actions("demo-1")

@@ -119,6 +119,17 @@ def test_fence() -> None:
     assert tells_end(again, report(phase=ReportedPhase.FAILED, generation=2, incarnation=101))
 
 
+def test_an_old_end_does_not_free_a_start_that_was_cancelled_at_once() -> None:
+    """F35: the node may be spawning what it was told before the cancel; only its word for the cancel frees the
+    slice."""
+    seen = WorkerObserved(incarnation=100, generation=1, phase=ReportedPhase.STOPPED)
+    stopped = dataclasses.replace(NEW, observed=seen)
+    cancelled = step(step(stopped, Cause.START, 1.0, **SLICE), Cause.CANCEL, 1.1)
+    assert not tells_end(cancelled, report(phase=ReportedPhase.STOPPED, generation=1))
+    assert tells_end(cancelled, report(phase=ReportedPhase.STOPPED, generation=cancelled.intent.generation))
+    assert tells_end(cancelled, report(phase=ReportedPhase.FAILED, generation=1, incarnation=101))
+
+
 def test_ids_sort_as_people_count() -> None:
     """PL10: ties by id are the same everywhere."""
     assert sorted(["b-2", "a-10", "a-9", "a"], key=id_order) == ["a", "a-9", "a-10", "b-2"]
