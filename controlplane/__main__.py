@@ -10,6 +10,8 @@ from pathlib import Path
 
 from controlplane.assembly import ControlPlane
 from controlplane.config import ControlPlaneConfig, from_command_line
+from controlplane.core import views
+from controlplane.journal import journal
 from controlplane.loops.leader import Step
 from controlplane.metrics import Metrics
 from controlplane.store.memory import MemoryStore
@@ -19,6 +21,8 @@ from controlplane.traces import Traces
 from springtide import notify, telemetry
 from springtide.clock import SystemClock
 from springtide.errors import SpringtideError
+
+_STATUS_INTERVAL_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +47,7 @@ async def run(settings: ControlPlaneConfig) -> int:
     traces, metrics = Traces(), Metrics()
 
     def watch(step: Step) -> None:
+        journal(step)
         traces(step)
         metrics(step)
 
@@ -61,14 +66,35 @@ async def run(settings: ControlPlaneConfig) -> int:
     write_discovery(discovery, found if endpoint is None else {**found, "metrics": endpoint.address})
     notify.ready(f"serving on {address}")
     watchdog = asyncio.create_task(notify.feed_watchdog(control.leader.makes_progress))
-    await stopped
+    leading = asyncio.create_task(control.leading())
+    status = asyncio.create_task(tell_status(control))
+    await asyncio.wait({stopped, leading}, return_when=asyncio.FIRST_COMPLETED)
+    failed = leading.done()  # the leader ends only when it is told to
     notify.stopping()
-    watchdog.cancel()
+    for task in (watchdog, status, leading, stopped):
+        task.cancel()
     await control.stop()
     discovery.unlink(missing_ok=True)
     if endpoint is not None:
         endpoint.close()
-    return 0
+    return 1 if failed else 0
+
+
+async def tell_status(control: ControlPlane) -> None:
+    """One line for `systemctl status`, when it has changed."""
+    told = ""
+    while True:
+        summary = views.summary(control.hub.snapshot)
+        text = (
+            f"{len(control.hub.snapshot.pools)} pools, {summary.active_instances} workers active, "
+            f"{summary.scaling_up_instances} starting, {summary.active_servers} nodes up"
+        )
+        error = control.leader.stats.store_error
+        text = text if error is None else f"{error} ({text})"
+        if text != told:
+            notify.status(text)
+            told = text
+        await asyncio.sleep(_STATUS_INTERVAL_S)
 
 
 def make_store(settings: ControlPlaneConfig) -> Store:

@@ -54,6 +54,13 @@ class ControlPlane:
         await self.hub.wait_ready()
         return address
 
+    async def leading(self) -> None:
+        """Returns when the leader has ended: after `stop`, or by a fault that it could not outlive, which is logged."""
+        await asyncio.wait(self._tasks[:1])
+        fault = None if self._tasks[0].cancelled() else self._tasks[0].exception()
+        if fault is not None:
+            log.critical("the leader has ended", exc_info=fault)
+
     async def stop(self) -> None:
         """No new calls, sessions end, the commit under way finishes, the store closes."""
         self.hub.close()

@@ -1,6 +1,7 @@
 """What is committed, as agents and routers are shown it. Level-triggered: who is slow sees only the latest."""
 
 import asyncio
+import dataclasses
 from collections.abc import Iterable
 
 from controlplane.core.desired import desired_workers
@@ -9,6 +10,7 @@ from controlplane.core.signals import fresh_report
 from controlplane.core.snapshot import LiveView, Snapshot
 from springtide.model.desired import DesiredWorker
 from springtide.model.routing import RoutingDelta, RoutingTable, WorkerLoad
+from springtide.model.worker import Worker
 
 
 class Hub:
@@ -17,6 +19,7 @@ class Hub:
     def __init__(self) -> None:
         self.snapshot = Snapshot("", 0, {}, {}, {}, live=LiveView())
         self.table = RoutingTable()
+        self._by_node: dict[str, dict[str, Worker]] = {}
         self._desired: dict[str, tuple[DesiredWorker, ...]] = {}
         self._node_wakes: dict[str, list[asyncio.Event]] = {}
         self._router_wakes: list[asyncio.Event] = []
@@ -37,6 +40,7 @@ class Hub:
     def publish(self, snapshot: Snapshot) -> None:
         """Shows a committed snapshot. Wakes nodes whose desired workers changed, and routers at each new revision."""
         self.snapshot = snapshot
+        self._by_node = _by_node(snapshot)
         for node_id in [node_id for node_id in self._desired if node_id not in self._node_wakes]:
             del self._desired[node_id]
         for node_id, wakes in self._node_wakes.items():
@@ -97,4 +101,17 @@ class Hub:
             wake.set()
 
     def _compute(self, node_id: str) -> tuple[DesiredWorker, ...]:
-        return desired_workers(self.snapshot, node_id)
+        """Looks at the workers that can concern the node only, so that many nodes do not cost each other."""
+        workers = dict(self._by_node.get(node_id, {}))
+        live = self.snapshot.live.nodes.get(node_id)
+        for worker_id in live.reports if live is not None else ():
+            if worker_id in self.snapshot.workers:
+                workers[worker_id] = self.snapshot.workers[worker_id]
+        return desired_workers(dataclasses.replace(self.snapshot, workers=workers), node_id)
+
+
+def _by_node(snapshot: Snapshot) -> dict[str, dict[str, Worker]]:
+    found: dict[str, dict[str, Worker]] = {}
+    for worker_id, worker in snapshot.workers.items():
+        found.setdefault(worker.intent.node_id, {})[worker_id] = worker
+    return found

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from controlplane.core.plan import plan
 from controlplane.core.snapshot import Plan, Snapshot, Timing
@@ -48,7 +48,6 @@ class LeaderStats:
     plan_seconds: float = 0.0
     last_look_at: float | None = None
     store_error: SpringtideError | None = None
-    keys: set[str] = field(default_factory=set)
 
 
 class Leader:
@@ -72,13 +71,14 @@ class Leader:
         self._timing = timing
         self._on_step = on_step
         self._kicked = asyncio.Event()
+        self._keys: set[str] = set()
         self._stopping = False
 
     def kick(self, keys: str | Iterable[str]) -> None:
         """Something happened to these records; no keys, no look. Kicks during a look lead to one more."""
         wanted = {keys} if isinstance(keys, str) else set(keys)
         if wanted:
-            self.stats.keys |= wanted
+            self._keys |= wanted
             self._kicked.set()
 
     def stop(self) -> None:
@@ -93,10 +93,13 @@ class Leader:
 
     async def run(self) -> None:
         """Until `stop`."""
+        await self._recall_decisions()
         failures = busy = 0
         while not self._stopping:
             self._kicked.clear()
-            self.stats.keys.clear()
+            if self._keys:
+                log.debug("looks because of %s", ", ".join(sorted(self._keys)))
+            self._keys.clear()
             wake_at = self._clock.now()
             try:
                 plan_made = await self.look()
@@ -117,6 +120,15 @@ class Leader:
                 await self._pause(_BUSY_WAIT_S)
             await self._sleep_until(wake_at)
 
+    async def _recall_decisions(self) -> None:
+        """A decision that stood before the start still stands: it is counted on, not written again. Signals are not
+        recalled: they start unknown."""
+        for pool in (await self._store.snapshot()).pools:
+            try:
+                self._live.decided(await self._store.decisions(pool, 1))
+            except Exception as error:  # noqa: BLE001 - worth a second row, not the leader
+                log.warning("the last decision of %s is not known: %s", pool, error)
+
     async def look(self) -> Plan:
         """One look: plan, commit, publish. Raises Conflict when another writer was first, and what the store raises."""
         records = await self._store.snapshot()
@@ -129,7 +141,8 @@ class Leader:
         for text in made.notes:
             log.debug("%s", text)
         after = records
-        if made.writes or made.decisions or made.events:
+        probing = self.stats.store_error is not None  # an empty commit tells whether the store writes again
+        if made.writes or made.decisions or made.events or probing:
             try:
                 committed = await self._commit(records, made)
             except SpringtideError:
@@ -177,6 +190,7 @@ class Leader:
             raise
         except SpringtideError as error:
             self.stats.store_error = error
+            self.kick("store")
             raise
         self.stats.store_error = None
         self.stats.commits += 1

@@ -26,6 +26,7 @@ _BY_CODE: dict[str, type[SpringtideError]] = {
         errors.Internal,
     )
 }
+_LOST_CALL = "Internal error from Core"  # grpc.aio, when a stream ends under a write: its status is lost
 _KNOWN_METADATA = ("field", "value", "remedy")
 
 
@@ -118,6 +119,10 @@ def _undocumented(error: grpc.aio.AioRpcError, what: str, address: str) -> Sprin
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.Unavailable(f"The {what}{at} did not answer in time.", reason="DEADLINE_EXCEEDED")
+    if code is grpc.StatusCode.INTERNAL and text == _LOST_CALL:
+        return errors.Unavailable(
+            f"The connection to the {what}{at} broke.", reason="CONNECTION_LOST", retry_after_s=1.0
+        )
     cls = _BY_CODE.get(code.name, errors.Internal)
     made = cls.__new__(cls)
     SpringtideError.__init__(made, text, reason=code.name)

@@ -152,11 +152,9 @@ async def test_a_rival_with_the_same_node_id_is_refused(control) -> None:
     async with FakeAgent(address) as first:
         await until(lambda: first.answers > 2)
         async with FakeAgent(address, gpus=1) as rival:
-            await until(lambda: rival.error is not None)
+            await until(lambda: rival.error is not None and decode_error(rival.error).reason == "NODE_ID_TAKEN")
             assert rival.error is not None
-            decoded = decode_error(rival.error)
-            assert isinstance(decoded, errors.AlreadyExists)
-            assert decoded.reason == "NODE_ID_TAKEN"
+            assert isinstance(decode_error(rival.error), errors.AlreadyExists)
             assert rival.answers == 0
             await first.die()
             await until(lambda: rival.answers > 0, "the rival takes over")
