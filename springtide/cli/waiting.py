@@ -69,7 +69,12 @@ async def pool_at(invocation: Invocation, name: str, workers: int, timeout_s: fl
 
 
 async def worker_in(invocation: Invocation, worker_id: str, wanted: str, *, never: str, timeout_s: float) -> Worker:
-    """Waits for a worker's state `wanted`; a state of `never` means that somebody else changed course."""
+    """Waits for a worker's state `wanted`; a state of `never` means that somebody else changed course.
+
+    Raises SpringtideError too when the worker has no start attempt left.
+    """
+    pool = await invocation.client.pool((await invocation.client.worker(worker_id)).pool)
+    most_attempts = pool.spec.max_start_attempts
 
     def reached(worker: Worker) -> bool:
         state = name_of(worker, "state")
@@ -79,6 +84,13 @@ async def worker_in(invocation: Invocation, worker_id: str, wanted: str, *, neve
                 f"Worker {worker_id} went to {state_of(worker)} instead of {wanted}: {why}",
                 reason="WAIT_OVERTAKEN",
                 remedy="Look at `springtide events`.",
+            )
+        if wanted == "ACTIVE" and name_of(worker, "phase") == "FAILED" and 0 < most_attempts <= worker.attempts:
+            look = f"Read the end of its log (`springtide workers {worker_id}`)"
+            raise SpringtideError(
+                f"Worker {worker_id} did not start {worker.attempts} times in a row: {worker.reason} {worker.message}",
+                reason="START_ATTEMPTS_EXHAUSTED",
+                remedy=f"{look}, correct the pool, activate it again.",
             )
         return state == wanted
 

@@ -2,7 +2,7 @@
 
     telemetry.setup("springtide-router", level="info", instance_id=router_id)
     ...
-    telemetry.emit_span("route.first_token", traceparent=worker.traceparent, start_s=t0, end_s=now, attributes={...})
+    telemetry.emit_span("springtide.route.first_token", traceparent=parent, start_s=t0, end_s=now)
     ...
     telemetry.shutdown()
 

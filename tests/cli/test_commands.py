@@ -149,6 +149,22 @@ def test_wait_for_drain_and_activate(cli):
     assert "ACTIVE" in done.stdout
 
 
+def test_wait_ends_when_no_start_attempt_is_left(cli, stack):
+    """CP14: a start that failed its last time is not waited for until the bound."""
+    worker = stack.controlplane.workers["demo-1"]
+    stack.controlplane.pools["demo"].spec.max_start_attempts = 5
+    worker.attempts = 5
+
+    def fail(_worker, _state, _phase=0):
+        stack.controlplane.pending.append((2, lambda: setattr(worker, "phase", t.WORKER_PHASE_FAILED)))
+
+    stack.controlplane._becomes = fail
+    done = cli("activate", "demo-1", "--wait")
+    assert done.exit_code == 1
+    assert "START_ATTEMPTS_EXHAUSTED" in done.stderr
+    assert "springtide workers demo-1" in done.stderr
+
+
 def test_wait_notices_that_somebody_changed_course(cli, stack):
     """A drain that is cancelled meanwhile is not waited for until the bound."""
     worker = stack.controlplane.workers["demo-1"]

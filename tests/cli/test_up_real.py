@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import socket
 import subprocess
@@ -10,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from springtide.cli.root import springtide
 from springtide.cli.up import leftovers
 from springtide.client import Springtide
 from springtide.errors import SpringtideError
@@ -166,6 +170,96 @@ def test_a_killed_process_comes_back_on_its_ports(up, process):
         assert [w.incarnation for w in client.workers()] == [worker.incarnation]
     assert stack.end() == 0
     assert stack.ours() == set()
+
+
+def test_a_session_of_an_operator(up):
+    """CM4: the commands of the tour against real processes, with their exit codes and what they leave behind."""
+    stack = up("--policy", "static").wait_for(SERVES)
+    environ = {
+        "SPRINGTIDE_ADDRESS": stack.discovery("controlplane")["grpc"],
+        "SPRINGTIDE_ROUTER": stack.discovery("router")["grpc"],
+    }
+
+    def run(code, *arguments, stdin=None):
+        done = CliRunner().invoke(springtide, list(arguments), env=environ, input=stdin)
+        assert done.exit_code == code, f"{arguments}: {done.output}"
+        return done.output
+
+    assert "3 active" in run(0, "scale", "demo", "3", "--wait")
+    assert "1 to 3" in run(1, "scale", "demo", "9")
+    run(0, "scale", "demo", "2", "--wait")
+    run(0, "drain", "demo-2", "--wait", "--reason", "test")
+    run(0, "activate", "demo-2", "--wait")
+    run(5, "undrain", "demo-1")
+    run(5, "cancel", "demo-1")
+    run(0, "scale", "demo", "1", "--wait")
+    node = json.loads(run(0, "nodes", "--json"))[0]["node_id"]
+    run(0, "cordon", node, "--reason", "repair")
+    assert "cordoned: repair" in run(0, "nodes")
+    run(0, "uncordon", node)
+    run(0, "pause", "demo", "--for", "10m", "--reason", "validation")
+    assert "validation" in run(0, "pools")
+    run(0, "resume", "demo")
+    run(0, "scale", "demo", "auto")
+    (result,) = json.loads(run(0, "test", "--requests", "20", "--concurrency", "8", "--json"))
+    assert (result["requests"], result["failed"]) == (20, 0)
+    pools = '[[pools]]\nname = "second"\nengine = "sim"\nmodel = "sim"\nmax_workers = 1\npolicy = "static"\n'
+    assert "does not divide" in run(1, "apply", "-", stdin=pools + "tensor_parallel_size = 2")
+    run(4, "pools", "second")
+    run(0, "apply", "-", stdin=pools)
+    run(0, "scale", "second", "1", "--wait")
+    assert run(0, "generate", "--pool", "second", "--max-tokens", "2", "hi").split()
+    run(5, "delete", "second")
+    run(0, "delete", "second", "--drain", "--wait")
+    run(4, "pools", "second")
+    run(0, "health")
+    lines = run(0, "events", "--format", "csv").splitlines()
+    assert lines[0] == "time,action,target,status"
+    for action in (
+        "scale_up_start,demo-3,scaling_up",
+        "scale_up_complete,demo-3,active",
+        "scale_down_start,demo-2,draining",
+    ):
+        assert any(line.endswith(action) for line in lines), action
+    assert "SCALE_UP" in run(0, "decisions", "--skip-holds")
+    assert stack.end() == 0
+    assert stack.ours() == set()
+
+
+def test_on_a_terminal(tmp_path):
+    """A live line that stays one line, and the terminal's own Ctrl-C, which must not reach the processes directly."""
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "springtide.cli", "up", "--engine", "sim", "--data-dir", str(data)]
+    ports = ["--controlplane-port", "0", "--router-port", "0", "--http-port", "0"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+        os.execv(command[0], [*command, *ports])
+    seen = b""
+
+    def read_until(words):
+        nonlocal seen
+        deadline = time.monotonic() + START_S
+        while words not in seen:
+            ready, _, _ = select.select([terminal], [], [], 1)
+            assert time.monotonic() < deadline, seen
+            if ready:
+                seen += os.read(terminal, 65_536)
+
+    try:
+        read_until(b"demo: 1 active, 0 in-flight, 0 waiting")
+        assert b"\r\x1b[K" in seen
+        os.write(terminal, b"\x03")
+        read_until(b"Stopped; no process is left.")
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    finally:
+        os.close(terminal)
+        leftovers.kill(leftovers.markers(data / "nodeagent"))
+        for left in leftovers.with_argument(
+            data / "config" / f"{name}.toml" for name in ("controlplane", "nodeagent", "router")
+        ):
+            os.kill(left, signal.SIGKILL)
 
 
 def test_a_killed_supervisor_takes_everything_with_it(up):
