@@ -76,9 +76,12 @@ def place(
     """A slice for one worker of the pool. `avoid` is a node that just failed it: taken only when no other fits."""
     reasons: dict[str, str] = {}
     best: tuple[tuple[bool, int, str], tuple[str, ...]] | None = None
+    holders: dict[str, list[Worker]] = {}
+    for worker in workers.values():
+        if worker.intent.gpu_ids:
+            holders.setdefault(worker.intent.node_id, []).append(worker)
     for node_id in sorted(nodes):
-        node = nodes[node_id]
-        held = [w for w in workers.values() if w.intent.node_id == node_id and w.intent.gpu_ids]
+        node, held = nodes[node_id], holders.get(node_id, [])
         free = free_gpus(node, held, live.get(node_id))
         reason = _refusal(spec, node, live.get(node_id), free, held, pools)
         if reason is not None:

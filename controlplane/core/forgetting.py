@@ -1,0 +1,40 @@
+"""Records that nothing needs any more."""
+
+from controlplane.core.aims import staying
+from controlplane.core.draft import Draft
+from controlplane.core.starts import is_failing
+from controlplane.core.worker import holds_slice
+from springtide.model.enums import Phase, State
+from springtide.model.pool import Pool
+from springtide.model.record import Event
+
+
+def delete_when_empty(draft: Draft, pool: Pool) -> None:
+    """The last step of a deletion. A LOST worker is not waited for: when its node comes back, an engine without a
+    record is stopped, and until then its GPUs count as taken there."""
+    workers = draft.workers_of(pool.name)
+    if any(w.state is not State.INACTIVE or (holds_slice(w) and w.intent.phase is not Phase.LOST) for w in workers):
+        return
+    for worker in workers:
+        if draft.full:
+            return
+        draft.delete(worker)
+    draft.events.append(Event(draft.now, "pool_deleted", pool.name, "deleted", pool.name, reason="DELETING"))
+    draft.delete(pool)
+
+
+def forget(draft: Draft, pool: Pool) -> None:
+    """Drops INACTIVE records that nothing needs any more."""
+    missing = pool.intent.desired_workers > len(staying(draft, pool))
+    for worker in draft.workers_of(pool.name):
+        if worker.state is not State.INACTIVE or (holds_slice(worker) and worker.intent.phase is not Phase.LOST):
+            continue
+        if is_failing(worker) and missing:
+            continue
+        at = worker.intent.state_since + draft.timing.inactive_retention_s
+        if draft.now < at:
+            draft.wake(at)
+        elif draft.full:
+            return
+        else:
+            draft.delete(worker)

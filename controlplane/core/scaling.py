@@ -1,0 +1,95 @@
+"""Growing and shrinking one pool to its target.
+
+Growing cancels drains, then retries failed records, then starts stopped or new ones. (Waking sleepers and acquiring
+nodes come between and after these when there are any.) Shrinking takes victims.
+"""
+
+from controlplane.core.aims import Aim, Moves, staying, why
+from controlplane.core.draft import Draft
+from controlplane.core.drains import drain, undrain
+from controlplane.core.placement import CannotPlace
+from controlplane.core.starts import cancel, is_due, is_exhausted, is_failing, start
+from controlplane.core.victims import choose_victim
+from controlplane.core.worker import Cause, can
+from springtide.model.enums import NodeState, Phase, State
+from springtide.model.pool import Pool
+from springtide.model.worker import Worker
+
+
+def grow(draft: Draft, pool: Pool, aim: Aim, moves: Moves, *, policy_grows: bool) -> None:
+    missing = aim.target - len(staying(draft, pool))
+    if missing <= 0:
+        return
+    reason, message = why(aim)
+    for worker in _drains_to_cancel(draft, pool)[:missing]:
+        if draft.full:
+            return
+        moves.grown.append(undrain(draft, worker, reason, message).worker_id)
+        missing -= 1
+    for candidate in _start_candidates(draft, pool, missing, policy_grows):
+        if draft.full:
+            return
+        result = start(draft, draft.pools[pool.name], candidate, reason, message)
+        if isinstance(result, CannotPlace):
+            moves.blocked = result
+            return
+        moves.grown.append(result.worker_id)
+
+
+def _drains_to_cancel(draft: Draft, pool: Pool) -> list[Worker]:
+    """Drains of the loop's own making that can still be cancelled, those that have lost least first."""
+    found = [
+        worker
+        for worker in draft.workers_of(pool.name)
+        if can(worker, Cause.UNDRAIN)
+        and not worker.intent.held
+        and not worker.intent.abort_in_flight
+        and _node_is_up(draft, worker)
+    ]
+    return sorted(found, key=lambda worker: worker.intent.phase is Phase.FINISHING)
+
+
+def _node_is_up(draft: Draft, worker: Worker) -> bool:
+    node = draft.nodes.get(worker.intent.node_id)
+    return node is not None and node.state is NodeState.UP
+
+
+def _start_candidates(draft: Draft, pool: Pool, missing: int, policy_grows: bool) -> list[Worker | None]:
+    """Records to start, None for a new one. A failed record that waits for its next attempt keeps its place, so that
+    back-off is not dodged by starting another. One whose attempts ran out keeps it too, except that a policy may grow
+    past it while some worker of the pool is ACTIVE (one that cannot start does not hold down the others), at most once
+    per worker of the upper bound."""
+    workers = draft.workers_of(pool.name)
+    failing = [worker for worker in workers if is_failing(worker)]
+    due = [worker for worker in failing if is_due(worker, draft.now)]
+    for worker in failing:
+        draft.wake(worker.intent.next_attempt_at)
+    blocked = [worker for worker in failing if not is_due(worker, draft.now)]
+    exhausted = [worker for worker in blocked if is_exhausted(worker, pool)]
+    works = any(worker.state is State.ACTIVE for worker in workers)
+    if policy_grows and works and len(exhausted) < pool.spec.max_workers:
+        blocked = [worker for worker in blocked if not is_exhausted(worker, pool)]
+    chosen: list[Worker | None] = [*due[:missing]]
+    rest = missing - len(chosen) - len(blocked)
+    if rest > 0:
+        ready = [w for w in workers if can(w, Cause.START) and not w.intent.held and not is_failing(w)]
+        chosen += ready[:rest]
+        chosen += [None] * (rest - len(ready[:rest]))
+    return chosen
+
+
+def shrink(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
+    reason, message = why(aim)
+    if aim.reason.startswith("BELOW") and aim.asked is None:
+        reason = "SURPLUS"
+    candidates = staying(draft, pool)
+    while len(candidates) > aim.target and not draft.full:
+        victim = choose_victim(draft, pool, candidates, spare_waiting=not pool.intent.deleting)
+        if victim is None:
+            return
+        candidates.remove(victim)
+        if victim.state is State.STARTING:
+            cancel(draft, victim, reason, message)
+        else:
+            drain(draft, victim, reason, message)
+        moves.shrunk.append(victim.worker_id)
