@@ -95,7 +95,7 @@ async def _serve(
 
     async def on_table() -> None:
         await server.set_all_serving(True)
-        table = dispatcher.admission.table
+        table = dispatcher.admission.fleet.table
         notify.status(f"{len(table.workers)} workers in {len(table.pools)} pools, revision {table.revision}")
 
     router_id = config.router_id or _kept_id(data_dir)

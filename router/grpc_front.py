@@ -62,12 +62,15 @@ class GenerationService(GenerationServiceServicer):
         self, request: pb.ListModelsRequest, context: "ListContext"
     ) -> pb.ListModelsResponse:
         """The models of the routing table."""
-        admission = self._dispatcher.admission
+        fleet = self._dispatcher.admission.fleet
         models = [
             pb.Model(
-                name=pool.served_model_name, pool=pool.name, engine=pool.engine, active_workers=admission.active(name)
+                name=pool.served_model_name,
+                pool=pool.name,
+                engine=pool.engine,
+                active_workers=fleet.active(name),
             )
-            for name, pool in admission.table.pools.items()
+            for name, pool in fleet.table.pools.items()
         ]
         return pb.ListModelsResponse(models=sorted(models, key=lambda model: model.name))
 
@@ -76,14 +79,14 @@ class GenerationService(GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Attempts until one brings a token; from then on that one, to its end."""
         if not request.pool:
-            models = ", ".join(self._dispatcher.admission.models())
+            models = ", ".join(self._dispatcher.admission.fleet.models())
             remedy = f"Name one of: {models}." if models else "There is no pool yet."
             raise InvalidArgument(field="pool", value="", problem="is missing", remedy=remedy)
         left_s = cast("float | None", context.time_remaining())  # None without a deadline, whatever the stubs say
         deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
         ticket = self._dispatcher.open(request.pool, deadline)
         try:
-            model = self._dispatcher.admission.pool_of(request.pool).served_model_name
+            model = self._dispatcher.admission.fleet.pool_of(request.pool).served_model_name
             target, body = translate(request, model)
         except SpringtideError:
             self._dispatcher.closed(ticket, FRONT, OutcomeKind.OK)  # the client's fault

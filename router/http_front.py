@@ -113,7 +113,7 @@ class HttpFront:
             raise InvalidArgument(field="body", value="", problem=problem, remedy="Send a JSON object.") from None
         model = body.get("model")
         if model is None:
-            models = self._dispatcher.admission.models()
+            models = self._dispatcher.admission.fleet.models()
             if len(models) != 1:
                 remedy = f"Name one of: {', '.join(models)}." if models else "There is no pool yet."
                 raise InvalidArgument(field="model", value=None, problem="is missing", remedy=remedy)
@@ -121,7 +121,7 @@ class HttpFront:
         if not isinstance(model, str):
             raise InvalidArgument(field="model", value=model, problem="is not a string", remedy="Name a model.")
         ticket = self._dispatcher.open(model)
-        served = self._dispatcher.admission.pool_of(model).served_model_name
+        served = self._dispatcher.admission.fleet.pool_of(model).served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
         return Call(ticket, request_id, body.get("stream") is True, changed)
 
@@ -168,12 +168,12 @@ class HttpFront:
     # ------------------------------------------------------------ answered here
 
     def _models(self, request: Request) -> Reply:
-        data = [self._shown(name) for name in self._dispatcher.admission.models()]
+        data = [self._shown(name) for name in self._dispatcher.admission.fleet.models()]
         return _json(200, {"object": "list", "data": data})
 
     def _model(self, request: Request) -> Reply:
         name = request.path.removeprefix("/v1/models/")
-        models = self._dispatcher.admission.models()
+        models = self._dispatcher.admission.fleet.models()
         if name not in models:
             return as_reply(NotFound(kind="model", name=name, known=models))
         return _json(200, self._shown(name))
@@ -186,15 +186,15 @@ class HttpFront:
 
     def _health(self, request: Request) -> Reply:
         admission = self._dispatcher.admission
-        serving = admission.known and not self.stopping
+        serving = admission.fleet.known and not self.stopping
         status = "stopping" if self.stopping else "ok" if serving else "no routing table yet"
         shown = {
             "status": status,
             "controlplane": "connected" if self._connected() else "away",
-            "revision": admission.table.revision,
+            "revision": admission.fleet.table.revision,
             "models": {
-                pool.served_model_name: {"active": admission.active(name), "waiting": admission.waiting(name)}
-                for name, pool in admission.table.pools.items()
+                pool.served_model_name: {"active": admission.fleet.active(name), "waiting": admission.waiting(name)}
+                for name, pool in admission.fleet.table.pools.items()
             },
         }
         return _json(200 if serving else 503, shown, () if serving else ((b"retry-after", b"1"),))

@@ -74,16 +74,16 @@ class _State(Collector):
         self._admission = admission
 
     def collect(self) -> Iterable[Metric]:
-        table = self._admission.table
+        table = self._admission.fleet.table
         waiting = GaugeMetricFamily("springtide_router_waiting", "Requests held now, by pool.", labels=["pool"])
         workers = GaugeMetricFamily("springtide_router_workers", "Routable workers, by pool.", labels=["pool"])
         for name in list(table.pools):
             waiting.add_metric([name], self._admission.waiting(name))
-            workers.add_metric([name], self._admission.active(name))
+            workers.add_metric([name], self._admission.fleet.active(name))
         in_flight = GaugeMetricFamily(
             "springtide_router_in_flight", "This router's requests at each worker.", labels=["pool", "worker"]
         )
-        for seat in list(self._admission.seats()):
+        for seat in list(self._admission.fleet.all()):
             in_flight.add_metric([seat.worker.pool, seat.worker.worker_id], seat.own)
         revision = GaugeMetricFamily("springtide_router_table_revision", "Revision of the routing table.")
         revision.add_metric([], table.revision)

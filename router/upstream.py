@@ -63,23 +63,23 @@ class Dispatcher:
     def snapshot(self, table: RoutingTable) -> Change:
         """Takes a snapshot and dispatches what it makes possible."""
         before = self._endpoints()
-        change = self.admission.snapshot(table, self._loop.time())
+        change = self.admission.fleet.snapshot(table, self._loop.time())
         self._moved(before)
         return change
 
     def delta(self, delta: RoutingDelta) -> Change:
         """Takes a delta and dispatches what it makes possible."""
         before = self._endpoints()
-        change = self.admission.delta(delta, self._loop.time())
+        change = self.admission.fleet.delta(delta, self._loop.time())
         self._moved(before)
         return change
 
     def loads(self, loads: tuple[WorkerLoad, ...]) -> None:
         """Takes the shims' counts."""
-        self.admission.loads(loads, self._loop.time())
+        self.admission.fleet.loads(loads, self._loop.time())
 
     def _endpoints(self) -> set[str]:
-        return {seat.worker.endpoint for seat in self.admission.seats()}
+        return {seat.worker.endpoint for seat in self.admission.fleet.all()}
 
     def _moved(self, before: set[str]) -> None:
         for endpoint in before - self._endpoints():

@@ -83,7 +83,7 @@ class Watch:
     async def _session(self, stub: RoutingServiceStub) -> None:
         call: Stream = stub.Watch()
         try:
-            table = self._dispatcher.admission.table
+            table = self._dispatcher.admission.fleet.table
             hello = pb.RouterHello(store_id=table.store_id, revision=table.revision)
             hello.MergeFrom(self._hello)
             await self._write(call, pb.WatchRequest(hello=hello))

@@ -1,27 +1,23 @@
 """Requests on their way to a worker: dispatched at once, held in a bounded queue per pool, or refused.
 
-`Admission` owns seats, queues and demand. Callers open a `Ticket`, then `admit` it; a held ticket is granted or denied
-by a later `pump` of its pool, which is due after every change and at the time that `pump` gives. All calls take `now`.
+`Admission` owns the fleet, queues and demand. Callers open a `Ticket`, then `admit` it; a held ticket is granted or
+denied by a later `pump` of its pool, which is due after every change and at the time that `pump` gives.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 from router.core.demand import Demand, retry_after_s
+from router.core.fleet import Fleet
 from router.core.pick import pick
 from router.core.retry import Blame, Ruling, Verdict
 from router.core.seat import Seat
-from router.core.table import Change, apply_delta, apply_snapshot
 from springtide.errors import Exhausted, NotFound, SpringtideError, Unavailable
 from springtide.model.routing import (
     PoolReport,
     RoutedPool,
     RouterReport,
-    RoutingDelta,
-    RoutingTable,
-    WorkerLoad,
     WorkerUse,
 )
 
@@ -73,115 +69,30 @@ class Admission:
     """See the module."""
 
     def __init__(self) -> None:
-        self.table = RoutingTable()
-        self._known = False
+        self.fleet = Fleet()
         self._numbers = count(1)
-        self._seats: dict[str, Seat] = {}
-        self._leaving: set[Seat] = set()
-        self._by_pool: dict[str, list[Seat]] = {}
-        self._by_model: dict[str, str] = {}
         self._queues: dict[str, list[Ticket]] = {}
         self._due_at: dict[str, float] = {}
         self._demand: dict[str, Demand] = {}
-
-    # ------------------------------------------------------------ the table
-
-    @property
-    def known(self) -> bool:
-        """True once a table has arrived."""
-        return self._known
-
-    def snapshot(self, table: RoutingTable, now: float) -> Change:
-        """Takes a snapshot."""
-        self.table, change = apply_snapshot(self.table, table)
-        self._known = True
-        if change is Change.APPLIED:
-            self._reseat(now, renewed=())
-        return change
-
-    def delta(self, delta: RoutingDelta, now: float) -> Change:
-        """Takes a delta."""
-        self.table, change = apply_delta(self.table, delta)
-        if change is Change.APPLIED:
-            self._reseat(now, renewed={worker.worker_id for worker in delta.workers})
-        return change
-
-    def loads(self, loads: Iterable[WorkerLoad], now: float) -> None:
-        """Takes the shims' counts; those of another incarnation and unknown ones are ignored."""
-        for load in loads:
-            seat = self._seats.get(load.worker_id)
-            if seat is not None and seat.worker.incarnation == load.incarnation and load.in_flight is not None:
-                seat.reported(load.in_flight, now)
-
-    def _reseat(self, now: float, renewed: Iterable[str]) -> None:
-        """Seats for the table's workers; a known incarnation keeps its own. `renewed`: said anew, so tombstones go."""
-        old, self._seats, self._by_pool = self._seats, {}, {}
-        for worker in self.table.workers.values():
-            if not worker.endpoint.rpartition(":")[2].isdigit():
-                continue  # unroutable, never fatal
-            seat = old.get(worker.worker_id)
-            if seat is None or seat.id != (worker.worker_id, worker.incarnation):
-                seat = self._returned(worker.worker_id, worker.incarnation) or Seat(worker, now)
-            seat.worker = worker
-            if worker.worker_id in renewed and not seat.failures_in_row:
-                seat.blocked_until = 0.0
-            self._seats[worker.worker_id] = seat
-            self._by_pool.setdefault(worker.pool, []).append(seat)
-        kept = set(self._seats.values())
-        self._leaving = {seat for seat in (*old.values(), *self._leaving) if seat not in kept and seat.own > 0}
-        self._by_model = {pool.served_model_name: name for name, pool in self.table.pools.items()}
-        self._by_model.update((name, name) for name in self.table.pools if name not in self._by_model)
-        for name in [n for n in self._demand if n not in self.table.pools and not self._queues.get(n)]:
-            del self._demand[name]
-
-    def _returned(self, worker_id: str, incarnation: int) -> Seat | None:
-        """A drain that was cancelled brings the same incarnation back."""
-        for seat in self._leaving:
-            if seat.id == (worker_id, incarnation):
-                seat.blocked_until = 0.0
-                return seat
-        return None
-
-    def pool_of(self, model: str) -> RoutedPool:
-        """The pool of a served model name or pool name. Raises NotFound that names the known models."""
-        name = self._by_model.get(model)
-        if name is None:
-            if not self._known:
-                raise Unavailable(
-                    "This router has not heard from its control plane yet.",
-                    reason="NO_ROUTING_TABLE",
-                    remedy="Try again; if it lasts, check the router's controlplane address.",
-                    retry_after_s=1.0,
-                )
-            raise NotFound(kind="model", name=model, known=self.models())
-        return self.table.pools[name]
-
-    def models(self) -> list[str]:
-        """Served model names, sorted."""
-        return sorted(pool.served_model_name for pool in self.table.pools.values())
-
-    def active(self, pool: str) -> int:
-        """Routable workers of a pool."""
-        return len(self._by_pool.get(pool, ()))
 
     # ------------------------------------------------------------ tickets
 
     def open(self, model: str, now: float, deadline: float | None = None) -> Ticket:
         """A ticket for a new request. Raises NotFound, Unavailable."""
-        pool = self.pool_of(model)
+        pool = self.fleet.pool_of(model)
         self.demand(pool.name).requests_total += 1
         return Ticket(pool.name, next(self._numbers), now, deadline)
 
     def admit(self, ticket: Ticket, now: float) -> bool:
         """True: it has a seat. False: it is held. Raises Unavailable or Exhausted with `retry_after_s`."""
         queue = self._queues.setdefault(ticket.pool, [])
-        pool = self.table.pools.get(ticket.pool)
+        pool = self.fleet.table.pools.get(ticket.pool)
         if pool is None:
             raise self._gone(ticket)
         # Nobody passes those that wait, unless it is older than they are (a retried one).
         if (not queue or ticket < queue[0]) and self._seat(ticket, now):
             return True
-        if not self.active(ticket.pool) and pool.max_workers == 0 and pool.starting == 0:
+        if not self.fleet.active(ticket.pool) and pool.max_workers == 0 and pool.starting == 0:
             raise self._reject(ticket, now, "POOL_AT_ZERO", f"Pool {pool.name} may have no worker (max_workers = 0).")
         if len(queue) >= max(1, pool.max_waiting):
             message = f"{len(queue)} requests wait for pool {pool.name} already, as many as are held."
@@ -200,7 +111,7 @@ class Admission:
         ticket.seat = None
         seat.leave(now)
         if seat.own == 0:
-            self._leaving.discard(seat)
+            self.fleet.emptied(seat)
         if ruling.blame is Blame.SUCCESS:
             seat.succeeded()
         elif ruling.blame is Blame.FAILURE:
@@ -222,7 +133,7 @@ class Admission:
 
     def _seat(self, ticket: Ticket, now: float) -> bool:
         excluded = [key for key, until in ticket.excluded.items() if until > now]
-        seat = pick(self._by_pool.get(ticket.pool, ()), excluded, now)
+        seat = pick(self.fleet.of(ticket.pool), excluded, now)
         if seat is None:
             return False
         seat.enter(now)
@@ -246,7 +157,7 @@ class Admission:
             return [], None
         self._watch_start(self.demand(pool_name), pool_name, now)
         verdicts: Verdicts = []
-        if now >= self._due_at.get(pool_name, 0.0) or pool_name not in self.table.pools:
+        if now >= self._due_at.get(pool_name, 0.0) or pool_name not in self.fleet.table.pools:
             verdicts += self._expire(pool_name, queue, now)
         at = 0
         while at < len(queue):
@@ -261,14 +172,14 @@ class Admission:
         if not queue:
             return verdicts, None
         wake_at = self._due_at[pool_name]
-        for seat in self._by_pool.get(pool_name, ()):
+        for seat in self.fleet.of(pool_name):
             if seat.blocked_until > now:
                 wake_at = min(wake_at, seat.blocked_until)
         return verdicts, wake_at
 
     def _expire(self, pool_name: str, queue: list[Ticket], now: float) -> Verdicts:
         """Takes out what waited too long, and computes when the next look is due."""
-        pool = self.table.pools.get(pool_name)
+        pool = self.fleet.table.pools.get(pool_name)
         verdicts: Verdicts = []
         held = []
         for ticket in queue:
@@ -286,7 +197,7 @@ class Admission:
         if pool is None:
             return Denied(ticket, self._gone(ticket))
         if ticket.hopeless_at is not None and ticket.hopeless_at <= now:
-            seats = self._by_pool.get(ticket.pool, ())
+            seats = self.fleet.of(ticket.pool)
             if seats and all(seat.id in ticket.excluded for seat in seats):
                 return Denied(ticket, None)
             ticket.hopeless_at = None  # another one is there, or what failed it has gone and is being replaced
@@ -303,7 +214,7 @@ class Admission:
 
     def _watch_start(self, demand: Demand, pool_name: str, now: float) -> None:
         """Measures how long a pool without workers takes to get one."""
-        if not self.active(pool_name):
+        if not self.fleet.active(pool_name):
             if demand.starved_since is None:
                 demand.starved_since = now
         elif demand.starved_since is not None:
@@ -319,7 +230,7 @@ class Admission:
         return kind(message, reason=reason, remedy=f"Try again in {after_s:g} s.", retry_after_s=after_s)
 
     def _gone(self, ticket: Ticket) -> SpringtideError:
-        return NotFound(kind="pool", name=ticket.pool, known=self.table.pools)
+        return NotFound(kind="pool", name=ticket.pool, known=self.fleet.table.pools)
 
     # ------------------------------------------------------------ reports
 
@@ -338,15 +249,12 @@ class Admission:
         """Pools with held requests."""
         return [name for name, queue in self._queues.items() if queue]
 
-    def seats(self) -> Iterator[Seat]:
-        """All seats, those that leave with requests included."""
-        yield from self._seats.values()
-        yield from self._leaving
-
     def report(self, now: float) -> RouterReport:
         """What the control plane is told. Takes the first-token samples of the interval."""
+        for name in [n for n in self._demand if n not in self.fleet.table.pools and not self._queues.get(n)]:
+            del self._demand[name]
         pools = []
-        for name in self.table.pools:
+        for name in self.fleet.table.pools:
             demand = self.demand(name)
             p50, p99 = demand.take_ttft()
             queue = self._queues.get(name, ())
@@ -363,7 +271,7 @@ class Admission:
                     ttft_p99_s=p99,
                 )
             )
-        uses = [WorkerUse(*s.id, s.own, s.failures_total, s.requests_total) for s in self.seats()]
+        uses = [WorkerUse(*s.id, s.own, s.failures_total, s.requests_total) for s in self.fleet.all()]
         return RouterReport(tuple(pools), tuple(uses))
 
 

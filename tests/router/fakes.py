@@ -114,7 +114,7 @@ class Router:
 
     @property
     def in_flight(self) -> int:
-        return sum(seat.own for seat in self.dispatcher.admission.seats())
+        return sum(seat.own for seat in self.dispatcher.admission.fleet.all())
 
 
 @contextlib.asynccontextmanager

@@ -86,7 +86,7 @@ async def test_engines_die_under_load(tmp_path: Path) -> None:
         admission = r.dispatcher.admission
         for round_ in range(2, 6):
             name = "ab"[round_ % 2]
-            seat = next(s for s in admission.seats() if s.worker.worker_id == name)
+            seat = next(s for s in admission.fleet.all() if s.worker.worker_id == name)
             await busy(seat)
             processes[name].kill()
             await processes[name].wait()

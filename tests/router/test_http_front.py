@@ -77,7 +77,7 @@ async def test_openai_client_against_simulated_engines(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError):
             await api.completions.create(model="m", prompt="x", max_tokens=-1)
         await api.close()
-        seats = list(r.dispatcher.admission.seats())
+        seats = list(r.dispatcher.admission.fleet.all())
         assert [seat.own for seat in seats] == [0, 0]
         assert all(seat.requests_total >= 2 for seat in seats)
 
@@ -281,7 +281,7 @@ async def test_a_dead_worker_does_not_slow_the_others() -> None:
     ):
         for _ in range(10):
             assert await stream(c) == event(0) + DONE
-        dead_seat = next(s for s in r.dispatcher.admission.seats() if s.worker.worker_id == "a")
+        dead_seat = next(s for s in r.dispatcher.admission.fleet.all() if s.worker.worker_id == "a")
         assert dead_seat.requests_total <= 3
 
 

@@ -29,7 +29,7 @@ async def test_snapshot_and_deltas_are_applied_then_acknowledged() -> None:
         await stream(c)
         assert (len(a.requests), len(b.requests)) == (1, 1)
         cp.loads(WorkerLoad("b", 1, 7))
-        await until(lambda: [seat.load for seat in r.dispatcher.admission.seats()] == [6])
+        await until(lambda: [seat.load for seat in r.dispatcher.admission.fleet.all()] == [6])
 
 
 async def test_last_known_good_while_the_control_plane_is_away() -> None:
@@ -56,8 +56,8 @@ async def test_last_known_good_while_the_control_plane_is_away() -> None:
                 assert await stream(served) == event(0) + DONE
             cp.table = table(worker("a", up.port), store_id="another", revision=1)
             cp.delta(workers=(worker("b", up.port),))  # foreign to the table that was kept: all of it is asked for
-            await until(lambda: r.dispatcher.admission.table.store_id == "another")
-            assert set(r.dispatcher.admission.table.workers) == {"a", "b"}
+            await until(lambda: r.dispatcher.admission.fleet.table.store_id == "another")
+            assert set(r.dispatcher.admission.fleet.table.workers) == {"a", "b"}
 
 
 async def test_the_control_plane_restarts_under_a_running_stream() -> None:

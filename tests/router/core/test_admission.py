@@ -26,13 +26,13 @@ def worker(name: str, incarnation: int = 1, max_in_flight: int = 1) -> RoutedWor
 
 def admission(*workers: RoutedWorker, pool: RoutedPool = POOL) -> Admission:
     made = Admission()
-    made.snapshot(RoutingTable("s", 1, {pool.name: pool}, {w.worker_id: w for w in workers}), 0.0)
+    made.fleet.snapshot(RoutingTable("s", 1, {pool.name: pool}, {w.worker_id: w for w in workers}), 0.0)
     return made
 
 
 def delta(made: Admission, workers: Iterable[RoutedWorker] = (), removed: Iterable[str] = (), now: float = 0.0) -> None:
-    revision = made.table.revision + 1
-    made.delta(RoutingDelta("s", revision, workers=tuple(workers), removed_workers=tuple(removed)), now)
+    revision = made.fleet.table.revision + 1
+    made.fleet.delta(RoutingDelta("s", revision, workers=tuple(workers), removed_workers=tuple(removed)), now)
 
 
 def seat_name(ticket: Ticket) -> str:
@@ -47,11 +47,11 @@ def granted(made: Admission, now: float) -> list[Ticket]:
 def test_models_by_served_name_and_by_pool_name() -> None:
     """RT2"""
     made = admission()
-    assert made.pool_of("m") is made.pool_of("p")
+    assert made.fleet.pool_of("m") is made.fleet.pool_of("p")
     with pytest.raises(NotFound, match="Known: m"):
-        made.pool_of("x")
+        made.fleet.pool_of("x")
     with pytest.raises(Unavailable):
-        Admission().pool_of("x")
+        Admission().fleet.pool_of("x")
 
 
 def test_held_in_order_and_dispatched_when_one_finishes() -> None:
@@ -117,7 +117,7 @@ def test_a_removed_pool_denies_what_waits() -> None:
     made = admission()
     ticket = made.open("m", 0.0)
     made.admit(ticket, 0.0)
-    made.delta(RoutingDelta("s", 2, removed_pools=("p",)), 1.0)
+    made.fleet.delta(RoutingDelta("s", 2, removed_pools=("p",)), 1.0)
     [denied], _ = made.pump("p", 1.0)
     assert isinstance(denied, Denied)
     assert isinstance(denied.error, NotFound)
@@ -250,25 +250,25 @@ def test_a_cancelled_drain_brings_the_seat_back_with_its_count() -> None:
     ticket = made.open("m", 0.0)
     made.admit(ticket, 0.0)
     delta(made, removed=["a"])
-    assert [(s.worker.worker_id, s.own) for s in made.seats()] == [("a", 1)]
+    assert [(s.worker.worker_id, s.own) for s in made.fleet.all()] == [("a", 1)]
     delta(made, [worker("a", max_in_flight=9)])
-    assert [(s.worker.worker_id, s.own) for s in made.seats()] == [("a", 1)]
+    assert [(s.worker.worker_id, s.own) for s in made.fleet.all()] == [("a", 1)]
     delta(made, removed=["a"])
     made.settle(ticket, OK, "", 1.0)
-    assert list(made.seats()) == []
+    assert list(made.fleet.all()) == []
 
 
 def test_an_endpoint_that_makes_no_sense_is_unroutable_and_not_fatal() -> None:
     made = admission(replace(worker("a"), endpoint=""))
-    assert made.active("p") == 0
+    assert made.fleet.active("p") == 0
 
 
 def test_loads_of_another_incarnation_are_ignored() -> None:
     made = admission(worker("a", 2, max_in_flight=9))
-    made.loads([WorkerLoad("a", 1, 5), WorkerLoad("x", 1, 5), WorkerLoad("a", 2, None)], 1.0)
-    assert [s.others for s in made.seats()] == [0]
-    made.loads([WorkerLoad("a", 2, 5)], 1.0)
-    assert [s.others for s in made.seats()] == [5]
+    made.fleet.loads([WorkerLoad("a", 1, 5), WorkerLoad("x", 1, 5), WorkerLoad("a", 2, None)], 1.0)
+    assert [s.others for s in made.fleet.all()] == [0]
+    made.fleet.loads([WorkerLoad("a", 2, 5)], 1.0)
+    assert [s.others for s in made.fleet.all()] == [5]
 
 
 def test_retry_after_follows_the_measured_rate() -> None:
@@ -341,16 +341,16 @@ def test_counts_are_exact_and_nobody_is_forgotten(steps: list[tuple[str, int]]) 
         elif step == "c":
             delta(made, removed=[f"w{n % 3}"], now=now)
         elif step == "u":
-            made.loads([WorkerLoad(f"w{n % 3}", 1, n)], now)
+            made.fleet.loads([WorkerLoad(f"w{n % 3}", 1, n)], now)
         elif step == "d":
             made.report(now)
         elif step == "t":
             now += n
         pump()
-        assert sum(seat.own for seat in made.seats()) == len(running)
-        assert all(0 < seat.own <= 2 or seat.own == 0 for seat in made.seats())
+        assert sum(seat.own for seat in made.fleet.all()) == len(running)
+        assert all(0 < seat.own <= 2 or seat.own == 0 for seat in made.fleet.all())
         assert made.waiting("p") == len(held) <= POOL.max_waiting
         assert opened == len(running) + len(held) + over
     for ticket in running:
         made.settle(ticket, OK, "", now)
-    assert all(seat.own == 0 for seat in made.seats())
+    assert all(seat.own == 0 for seat in made.fleet.all())

@@ -1,0 +1,104 @@
+"""The workers as routed now: the table, a seat for each, and which of them serve which model."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from router.core.seat import Seat
+from router.core.table import Change, apply_delta, apply_snapshot
+from springtide.errors import NotFound, Unavailable
+from springtide.model.routing import RoutedPool, RoutingDelta, RoutingTable, WorkerLoad
+
+
+class Fleet:
+    """`table` is the last known good one; `known` is True once any has arrived."""
+
+    def __init__(self) -> None:
+        self.table = RoutingTable()
+        self.known = False
+        self._seats: dict[str, Seat] = {}
+        self._leaving: set[Seat] = set()
+        self._by_pool: dict[str, list[Seat]] = {}
+        self._by_model: dict[str, str] = {}
+
+    def snapshot(self, table: RoutingTable, now: float) -> Change:
+        """Takes a snapshot."""
+        self.table, change = apply_snapshot(self.table, table)
+        self.known = True
+        if change is Change.APPLIED:
+            self._reseat(now, renewed=())
+        return change
+
+    def delta(self, delta: RoutingDelta, now: float) -> Change:
+        """Takes a delta."""
+        self.table, change = apply_delta(self.table, delta)
+        if change is Change.APPLIED:
+            self._reseat(now, renewed={worker.worker_id for worker in delta.workers})
+        return change
+
+    def loads(self, loads: Iterable[WorkerLoad], now: float) -> None:
+        """Takes the shims' counts; those of another incarnation and unknown ones are ignored."""
+        for load in loads:
+            seat = self._seats.get(load.worker_id)
+            if seat is not None and seat.worker.incarnation == load.incarnation and load.in_flight is not None:
+                seat.reported(load.in_flight, now)
+
+    def _reseat(self, now: float, renewed: Iterable[str]) -> None:
+        """Seats for the table's workers; a known incarnation keeps its own. `renewed`: said anew, so tombstones go."""
+        old, self._seats, self._by_pool = self._seats, {}, {}
+        for worker in self.table.workers.values():
+            if not worker.endpoint.rpartition(":")[2].isdigit():
+                continue  # unroutable, never fatal
+            seat = old.get(worker.worker_id)
+            if seat is None or seat.id != (worker.worker_id, worker.incarnation):
+                seat = self._returned(worker.worker_id, worker.incarnation) or Seat(worker, now)
+            seat.worker = worker
+            if worker.worker_id in renewed and not seat.failures_in_row:
+                seat.blocked_until = 0.0
+            self._seats[worker.worker_id] = seat
+            self._by_pool.setdefault(worker.pool, []).append(seat)
+        kept = set(self._seats.values())
+        self._leaving = {seat for seat in (*old.values(), *self._leaving) if seat not in kept and seat.own > 0}
+        self._by_model = {pool.served_model_name: name for name, pool in self.table.pools.items()}
+        self._by_model.update((name, name) for name in self.table.pools if name not in self._by_model)
+
+    def _returned(self, worker_id: str, incarnation: int) -> Seat | None:
+        """A drain that was cancelled brings the same incarnation back."""
+        for seat in self._leaving:
+            if seat.id == (worker_id, incarnation):
+                seat.blocked_until = 0.0
+                return seat
+        return None
+
+    def pool_of(self, model: str) -> RoutedPool:
+        """The pool of a served model name or pool name. Raises NotFound that names the known models."""
+        name = self._by_model.get(model)
+        if name is None:
+            if not self.known:
+                raise Unavailable(
+                    "This router has not heard from its control plane yet.",
+                    reason="NO_ROUTING_TABLE",
+                    remedy="Try again; if it lasts, check the router's controlplane address.",
+                    retry_after_s=1.0,
+                )
+            raise NotFound(kind="model", name=model, known=self.models())
+        return self.table.pools[name]
+
+    def models(self) -> list[str]:
+        """Served model names, sorted."""
+        return sorted(pool.served_model_name for pool in self.table.pools.values())
+
+    def active(self, pool: str) -> int:
+        """Routable workers of a pool."""
+        return len(self._by_pool.get(pool, ()))
+
+    def of(self, pool: str) -> Sequence[Seat]:
+        """Seats of a pool's routable workers."""
+        return self._by_pool.get(pool, ())
+
+    def all(self) -> Iterator[Seat]:
+        """All seats, those that leave with requests included."""
+        yield from self._seats.values()
+        yield from self._leaving
+
+    def emptied(self, seat: Seat) -> None:
+        """The last request of a seat ended: one that was leaving is forgotten."""
+        self._leaving.discard(seat)
