@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -120,7 +120,7 @@ class Springtide:
     def models(self) -> list[gen.Model]:
         return self._wait(self._client.models())
 
-    def generate(self, pool: str, prompt: str | None = None, **options: Any) -> Iterator[Event]:
+    def generate(self, pool: str, prompt: str | None = None, **options: Any) -> Generator[Event, None, None]:
         """As AsyncSpringtide.generate, with the same options."""
         return self._iterate(self._client.generate(pool, prompt, **options))
 
@@ -136,7 +136,7 @@ class Springtide:
             future.cancel()  # a Ctrl-C of the caller ends the call too
             raise
 
-    def _iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, source: AsyncIterator[T]) -> Generator[T, None, None]:
         async def step() -> tuple[bool, T | None]:
             try:
                 return True, await anext(source)

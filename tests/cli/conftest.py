@@ -1,24 +1,10 @@
 """Fixtures: a fake stack, and the command line run against it in this process."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
 from springtide.cli.root import springtide
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(f"cli_{name}", Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-fakes = _load("fakes")
+from tests.cli import fakes
 
 
 @pytest.fixture

@@ -266,7 +266,7 @@ def test_load_test_counts_failures(cli, stack):
 
 @pytest.mark.parametrize("process", ["controlplane", "nodeagent", "router"])
 def test_starters_become_the_module(monkeypatch, cli, process):
-    called = {}
+    called: dict[str, list[str]] = {}
     monkeypatch.setattr("os.execv", lambda path, command: called.update(command=command))
     assert cli(process, "--config", "x.toml", "--help").exit_code == 0
     assert called["command"][-5:] == ["-m", process, "--config", "x.toml", "--help"]

@@ -28,6 +28,7 @@ def test_traceparent_round_trip_and_rubbish():
     assert made == telemetry.new_traceparent(random.Random(1))
     context = telemetry.parse_traceparent(made)
     assert str(context) == made
+    assert context is not None
     assert context.sampled
     for text in (None, "", "nonsense", "ff" + made[2:], f"00-{'0' * 32}-{'1' * 16}-01", f"00-{'1' * 32}-{'0' * 16}-01"):
         assert telemetry.parse_traceparent(text) is None
