@@ -101,15 +101,13 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.paused = True
         self.paused_at = self.server.loop.time()
-        exchange = self.exchange
-        if exchange is not None and exchange.conn is not None and not exchange.conn.transport.is_closing():
-            exchange.conn.transport.pause_reading()
+        if self.exchange is not None:
+            self.exchange.hold_back(True)
 
     def resume_writing(self) -> None:
         self.paused = False
-        exchange = self.exchange
-        if exchange is not None and exchange.conn is not None and not exchange.conn.transport.is_closing():
-            exchange.conn.transport.resume_reading()
+        if self.exchange is not None:
+            self.exchange.hold_back(False)
 
     # ------------------------------------------------------------ requests
 

@@ -1,0 +1,459 @@
+"""One try of a request on one route: connect, send, relay the answer, and say how it ended.
+
+Phases: CONNECTING -> WAITING (written, nothing to pass on yet) -> STREAMING -> OVER.
+
+Per read of a running stream this costs: one slice, a few substring searches, one write. No clock, no timer, no object.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from springtide.dataplane.events import EventStream, EventTooLong, error_object
+from springtide.dataplane.framing import LAST_CHUNK, Body, ChunkedBody, FramingError, LengthBody, chunk
+from springtide.dataplane.heads import (
+    FAULT_HEADER,
+    HeadError,
+    ResponseHead,
+    encode_request,
+    encode_response_head,
+    parse_response_head,
+)
+from springtide.dataplane.messages import Outcome, OutcomeKind, Reply, Route, error_body, error_reply
+from springtide.dataplane.upstream import Upstream
+
+if TYPE_CHECKING:
+    from springtide.dataplane.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+CONNECTING, WAITING, STREAMING, OVER = range(4)
+
+_DEFAULT_ERRORS: dict[OutcomeKind, tuple[int, str, str]] = {
+    OutcomeKind.CONNECT_FAILED: (502, "the worker could not be reached", "upstream_unreachable"),
+    OutcomeKind.UPSTREAM_EOF: (502, "the worker closed the connection before its answer was complete", "upstream_eof"),
+    OutcomeKind.UPSTREAM_ERROR_EVENT: (500, "the engine reported an error", "engine_error"),
+    OutcomeKind.TIMEOUT: (504, "the worker did not answer in time", "upstream_timeout"),
+    OutcomeKind.BAD_RESPONSE: (502, "the worker's answer was malformed", "bad_upstream_response"),
+    OutcomeKind.ABORTED: (503, "the request was aborted", "aborted"),
+}
+_FRAMING_HEADERS = (b"content-length", b"connection", b"transfer-encoding", b"keep-alive")
+
+
+class Attempt:
+    """See the module. Ends in exactly one `Exchange.over`, or in `leave` when the client went."""
+
+    __slots__ = (
+        "active",
+        "body",
+        "conn",
+        "connecting",
+        "exchange",
+        "first_byte_at",
+        "head",
+        "head_buffer",
+        "held",
+        "held_size",
+        "last_at",
+        "phase",
+        "reused",
+        "route",
+        "scan",
+        "sent",
+        "started",
+        "started_at",
+        "verbatim",
+    )
+
+    def __init__(self, exchange: "Exchange", route: Route) -> None:
+        self.exchange = exchange
+        self.route = route
+        self.phase = CONNECTING
+        self.conn: Upstream | None = None
+        self.connecting: asyncio.Task[Upstream] | None = None
+        self.reused = False
+        self.head: ResponseHead | None = None
+        self.head_buffer = b""
+        self.body: Body | None = None
+        self.scan: EventStream | None = None
+        self.verbatim = False  # chunks may pass as they are
+        self.held: list[bytes] = []
+        self.held_size = 0
+        self.started = False  # any byte of the answer went to the client
+        self.sent = 0
+        self.active = False  # data came since the last sweep
+        self.started_at = exchange.server.loop.time()
+        self.last_at = self.started_at  # start of the phase, then the last sweep that saw data
+        self.first_byte_at: float | None = None
+
+    # ------------------------------------------------------------ sending
+
+    def start(self) -> None:
+        """On a kept connection, or on a fresh one."""
+        conn = self.exchange.server.pool.take(self.route.address)
+        if conn is not None:
+            self.reused = True
+            self._send(conn)
+        else:
+            self._connect()
+
+    def _connect(self) -> None:
+        server = self.exchange.server
+        self.phase = CONNECTING
+        self.last_at = server.loop.time()
+        self.connecting = server.loop.create_task(server.pool.connect(self.route.address))
+        self.connecting.add_done_callback(self._connected)
+
+    def _connected(self, task: "asyncio.Task[Upstream]") -> None:
+        if task is not self.connecting:  # given up meanwhile
+            if not task.cancelled() and task.exception() is None:
+                task.result().release()
+            return
+        self.connecting = None
+        if task.cancelled():
+            self.fail(OutcomeKind.CONNECT_FAILED, detail="cancelled")
+        elif (error := task.exception()) is not None:
+            if not isinstance(error, OSError):
+                log.error("connecting to %s failed", self.route.address, exc_info=error)
+            self.fail(OutcomeKind.CONNECT_FAILED, detail=str(error))
+        else:
+            self._send(task.result())
+
+    def _send(self, conn: Upstream) -> None:
+        self.conn = conn
+        conn.sink = self
+        conn.served += 1
+        self.phase = WAITING
+        self.last_at = self.exchange.server.loop.time()
+        if self.exchange.client.paused:
+            conn.transport.pause_reading()
+        conn.transport.write(encode_request(self.exchange.request, self.route))
+
+    # ------------------------------------------------------------ the upstream's side
+
+    def upstream_data(self, data: bytes) -> None:
+        """One read from the upstream."""
+        self.active = True
+        body = self.body
+        if body is None:
+            rest = self._read_head(data)
+            if rest is None:
+                return
+            data = rest
+            body = self.body
+            assert body is not None
+        try:
+            payload = body.feed(data)
+            if self.scan is not None:
+                self._stream(self.scan, body, data, payload)
+            else:
+                self._collect(body, payload)
+        except (FramingError, EventTooLong) as error:
+            self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
+
+    def upstream_lost(self, error: Exception | None) -> None:
+        """The upstream's connection ended."""
+        self.conn = None
+        body = self.body
+        if body is None:
+            if self.reused and not self.head_buffer:
+                # A kept-alive connection that the upstream closed meanwhile: once more, on a fresh one.
+                self.reused = False
+                self._connect()
+                return
+        elif body.until_close and error is None and self.scan is None:
+            if not self.started:
+                self._settle(b"".join(self.held))
+            else:
+                self.exchange.client.write(self._last())
+                self._complete()
+            return
+        self.fail(OutcomeKind.UPSTREAM_EOF, detail=str(error or "connection closed"))
+
+    def _read_head(self, data: bytes) -> bytes | None:
+        """Consumes the head; gives what follows it, or None while it is incomplete or when it is refused."""
+        limits = self.exchange.server.limits
+        data = self.head_buffer + data
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4:
+                self.head_buffer = data
+                if len(data) > limits.max_head_bytes:
+                    self.fail(OutcomeKind.BAD_RESPONSE, detail="the answer's head is too long")
+                return None
+            try:
+                head = parse_response_head(data[:end], self.exchange.request.method)
+            except HeadError as error:
+                self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
+                return None
+            data = data[end:]
+            if head.status >= 200:
+                break
+        self.head_buffer = b""
+        self.head = head
+        self.body = head.body
+        if head.event_stream and head.status == 200:
+            self.scan = EventStream(limits.max_event_bytes)
+            self.verbatim = isinstance(head.body, ChunkedBody) and not self.exchange.request.http_1_0
+        return data
+
+    def _begin(self) -> None:
+        self.phase = STREAMING
+        self.first_byte_at = self.last_at = self.exchange.server.loop.time()
+        if self.route.on_first_byte is not None:
+            self.route.on_first_byte(self.first_byte_at)
+
+    # ------------------------------------------------------------ event streams
+
+    def _stream(self, scan: EventStream, body: Body, data: bytes, payload: bytes) -> None:
+        events = scan.feed(payload)
+        done = body.done
+        if self.started and not done and scan.error is None:
+            # The path of every token.
+            if events:
+                self.sent += len(events)
+                exact = events is payload and self.verbatim and body.aligned
+                self.exchange.client.transport.write(data if exact else self._encode(events))
+            return
+        if scan.error is not None:
+            self._error_event(scan.error, events)
+            return
+        complete = done and scan.done
+        if events or complete:
+            if not self.started and not scan.count and not complete:
+                self._hold(events)  # only comments so far: nothing that a retry would contradict
+                return
+            # Verbatim, the bytes hold the closing chunk too, which must not go out before the stream is known complete.
+            exact = events is payload and self.verbatim and body.aligned and (complete or not done)
+            self._emit(data if exact else self._encode(events) + (self._last() if complete else b""), len(events))
+        if done:
+            if scan.done:
+                self._complete()
+            else:
+                self.fail(OutcomeKind.UPSTREAM_EOF, detail="the event stream ended without [DONE]")
+
+    def _hold(self, events: bytes) -> None:
+        self.held.append(events)
+        self.held_size += len(events)
+        if self.held_size > self.exchange.server.limits.max_buffered_body_bytes:
+            raise EventTooLong("too many comments before the first event")
+
+    def _emit(self, out: bytes, size: int) -> None:
+        """Writes; the first time together with the head and what was held back, in one write."""
+        if not self.started:
+            framing = b"" if self.exchange.request.http_1_0 else b"transfer-encoding: chunked\r\n"
+            held = b"".join(self.held)
+            self.held.clear()
+            size += len(held)
+            out = self._encode_head(framing) + self._encode(held) + out
+            self.started = True
+            self._begin()
+        self.sent += size
+        self.exchange.client.write(out)
+
+    def _error_event(self, event: bytes, before: bytes) -> None:
+        error = error_object(event)
+        message = str(error.get("message") or "the engine reported an error")
+        code = error.get("code")
+        if not self.started and isinstance(code, int) and 400 <= code < 500 and code not in (408, 429):
+            # The client's own fault, found late: an ordinary 4xx answer.
+            outcome = self._outcome(OutcomeKind.OK, status=code)
+            outcome.answer = error_reply(code, message, str(error.get("type") or "invalid_request_error"), code)
+            self._drop()
+            self.exchange.over(outcome, close=False)
+            return
+        self.fail(
+            OutcomeKind.UPSTREAM_ERROR_EVENT,
+            detail=message,
+            tail=before,
+            error=error_body(message, str(error.get("type") or "engine_error"), code if code is not None else 500),
+        )
+
+    # ------------------------------------------------------------ plain bodies
+
+    def _collect(self, body: Body, payload: bytes) -> None:
+        if payload and self.first_byte_at is None:
+            self._begin()
+        if self.started:
+            self.sent += len(payload)
+            self.exchange.client.write(self._encode(payload) + (self._last() if body.done else b""))
+            if body.done:
+                self._complete()
+            return
+        if payload:
+            self.held.append(payload)
+            self.held_size += len(payload)
+        if body.done:
+            self._settle(b"".join(self.held))
+        elif self.held_size > self.exchange.server.limits.max_buffered_body_bytes:
+            self._pass_through(body)
+
+    def _pass_through(self, body: Body) -> None:
+        """Too large to hold back: what is here goes out, the rest follows as it comes."""
+        if isinstance(body, LengthBody):
+            framing = b"content-length: %d\r\n" % (self.held_size + body.left)
+        elif self.exchange.request.http_1_0:
+            framing = b""
+        else:
+            framing = b"transfer-encoding: chunked\r\n"
+        payload = b"".join(self.held)
+        self.held.clear()
+        self.started = True
+        self.sent += len(payload)
+        self.exchange.client.write(self._encode_head(framing) + self._encode(payload))
+
+    def _settle(self, payload: bytes) -> None:
+        """The whole short answer is here."""
+        head = self.head
+        assert head is not None
+        refused = bool(head.refusal) and head.status >= 400
+        if refused or head.status >= 500:
+            self._let_go()
+            reply = Reply(head.status, tuple(h for h in head.headers if h[0] not in _FRAMING_HEADERS), payload)
+            self.fail(OutcomeKind.REFUSED if refused else OutcomeKind.ERROR_STATUS, reply=reply)
+            return
+        bodiless = head.status in (204, 304) or self.exchange.request.method == "HEAD"
+        self.started = True
+        self.sent += len(payload)
+        framing = b"" if bodiless else b"content-length: %d\r\n" % len(payload)
+        self.exchange.client.write(self._encode_head(framing) + payload)
+        self._complete()
+
+    # ------------------------------------------------------------ ends
+
+    def _complete(self) -> None:
+        """The answer went out whole."""
+        self._let_go()
+        failed = self.head is not None and self.head.status >= 500
+        outcome = self._outcome(OutcomeKind.ERROR_STATUS if failed else OutcomeKind.OK)
+        self.exchange.over(outcome, close=not self.exchange.keep_alive())
+
+    def fail(
+        self,
+        kind: OutcomeKind,
+        detail: str = "",
+        timeout: str = "",
+        tail: bytes = b"",
+        error: bytes | None = None,
+        reply: Reply | None = None,
+    ) -> None:
+        """The attempt failed. `tail`: whole events that are still good; `error`: the error body for the client."""
+        client = self.exchange.client
+        if self.finished:
+            # The client already has everything up to [DONE]; how the upstream hangs up is its own matter.
+            client.write(self._last())
+            self._drop()
+            self._complete()
+            return
+        outcome = self._outcome(kind, detail=detail, timeout=timeout)
+        self._drop()
+        status, message, code = _DEFAULT_ERRORS.get(kind, (500, "the request failed", "internal_error"))
+        error = error or error_body(message, code, status)
+        if not self.started:
+            headers = ((b"content-type", b"application/json"), (FAULT_HEADER, kind.value.encode()))
+            outcome.answer = reply or Reply(status, headers, error)
+        elif self.scan is not None:
+            client.write(self._encode(tail + b"data: " + error + b"\n\n"))
+        # No closing chunk: nobody may take this for a clean end.
+        self.exchange.over(outcome, close=True)
+
+    def leave(self) -> Outcome:
+        """The client went: the upstream is cut at once."""
+        outcome = self._outcome(OutcomeKind.OK if self.finished else OutcomeKind.CLIENT_GONE)
+        self._drop()
+        return outcome
+
+    @property
+    def finished(self) -> bool:
+        """True once the client has the whole stream, `[DONE]` included."""
+        return self.scan is not None and self.scan.done and self.started
+
+    def check(self, now: float) -> None:
+        """Looks at the time-outs; called by the server's sweep."""
+        route = self.route
+        name = ""
+        if self.phase == CONNECTING:
+            name = "connect" if _over(now, self.last_at, route.connect_timeout_s) else ""
+        elif self.phase == WAITING:
+            name = "first_byte" if _over(now, self.last_at, route.first_byte_timeout_s) else ""
+        elif self.active or self.exchange.client.paused:
+            self.active = False
+            self.last_at = now
+        elif _over(now, self.last_at, route.idle_timeout_s):
+            name = "idle"
+        if not name and _over(now, self.started_at, route.total_timeout_s):
+            name = "total"
+        if name:
+            self.fail(OutcomeKind.TIMEOUT, detail=f"{name} time-out", timeout=name)
+
+    def hold_back(self, paused: bool) -> None:
+        """The client's side is full, or takes more again."""
+        conn = self.conn
+        if conn is None or conn.transport.is_closing():
+            return
+        if paused:
+            conn.transport.pause_reading()
+        else:
+            conn.transport.resume_reading()
+
+    # ------------------------------------------------------------ small parts
+
+    def _outcome(self, kind: OutcomeKind, detail: str = "", timeout: str = "", status: int = 0) -> Outcome:
+        head = self.head
+        return Outcome(
+            kind,
+            self.route,
+            status=status or (head.status if head is not None else 0),
+            bytes=self.sent,
+            events=self.scan.count if self.scan is not None else 0,
+            started_at=self.started_at,
+            first_byte_at=self.first_byte_at,
+            finished_at=self.exchange.server.loop.time(),
+            response_started=self.started,
+            refusal=head.refusal if head is not None else "",
+            timeout=timeout,
+            detail=detail,
+            headers=head.headers if head is not None else [],
+        )
+
+    def _drop(self) -> None:
+        """Lets go of whatever is under way, at once."""
+        self.phase = OVER
+        conn, self.conn = self.conn, None
+        if conn is not None:
+            conn.drop()
+        connecting, self.connecting = self.connecting, None
+        if connecting is not None:
+            connecting.cancel()
+
+    def _let_go(self) -> None:
+        """Gives the connection back where the answer ended clean; else closes it."""
+        self.phase = OVER
+        conn, self.conn = self.conn, None
+        if conn is None:
+            return
+        body, head = self.body, self.head
+        clean = body is not None and body.done and not body.rest and head is not None and head.keep_alive
+        if clean and conn.transport.get_write_buffer_size() == 0:
+            conn.release()
+        else:
+            conn.drop()
+
+    def _encode_head(self, framing: bytes) -> bytes:
+        assert self.head is not None
+        return encode_response_head(self.head, self.route.reply_headers, framing, self.exchange.keep_alive())
+
+    def _plain(self) -> bool:
+        """True where the client's body is not chunked."""
+        return self.exchange.request.http_1_0 or (self.scan is None and isinstance(self.body, LengthBody))
+
+    def _encode(self, payload: bytes) -> bytes:
+        """Payload in the client's framing."""
+        return payload if self._plain() else chunk(payload)
+
+    def _last(self) -> bytes:
+        return b"" if self._plain() else LAST_CHUNK
+
+
+def _over(now: float, since: float, bound: float | None) -> bool:
+    return bound is not None and now - since > bound
