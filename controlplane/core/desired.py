@@ -1,7 +1,8 @@
 """What is wanted of a node, derived from the records and, for engines that no record holds, from its reports."""
 
+from controlplane.core.fences import has_ended
 from controlplane.core.snapshot import Snapshot
-from controlplane.core.worker import has_ended, holds_slice, id_order, order_of
+from controlplane.core.worker import holds_slice, id_order, order_of
 from springtide.model.desired import DesiredWorker, EngineLaunch
 from springtide.model.enums import State, Want
 from springtide.model.pool import Pool

@@ -7,16 +7,10 @@ The fence: a report of an older incarnation or generation moves nothing, except 
 import dataclasses
 
 from controlplane.core.draft import Draft
+from controlplane.core.fences import has_ended, is_current, tells_end
 from controlplane.core.lease import lose
 from controlplane.core.starts import crash_backoff, start_failed
-from controlplane.core.worker import (
-    Cause,
-    can,
-    has_ended,
-    holds_slice,
-    is_current,
-    tells_end,
-)
+from controlplane.core.worker import Cause, can, holds_slice
 from springtide.model.enums import NodeState, Phase, ReportedPhase, State
 from springtide.model.worker import Worker, WorkerReport
 

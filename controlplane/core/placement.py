@@ -9,8 +9,8 @@ apart.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from controlplane.core.fences import has_ended
 from controlplane.core.snapshot import NodeLive, Snapshot
-from controlplane.core.worker import has_ended
 from springtide.model.enums import NodeState
 from springtide.model.node import Node
 from springtide.model.pool import Pool, PoolSpec

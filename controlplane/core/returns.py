@@ -2,8 +2,9 @@
 
 from controlplane.core.aims import Aim, Moves, staying
 from controlplane.core.draft import Draft
+from controlplane.core.fences import has_ended
 from controlplane.core.starts import trace_for_next
-from controlplane.core.worker import Cause, has_ended
+from controlplane.core.worker import Cause
 from springtide.model.enums import NodeState, Phase, ReportedPhase, State
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker, WorkerReport

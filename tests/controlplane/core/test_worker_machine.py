@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.core.fences import is_current, tells_end
 from controlplane.core.worker import (
     EDGES,
     PHASES,
@@ -15,11 +16,9 @@ from controlplane.core.worker import (
     IllegalEdge,
     can,
     id_order,
-    is_current,
     order_of,
     place_of,
     step,
-    tells_end,
 )
 from springtide.model.enums import Phase, ReportedPhase, State
 from springtide.model.worker import Worker, WorkerIntent, WorkerObserved, WorkerReport
