@@ -1,7 +1,7 @@
 """An open-loop load over real sockets, and the proof that every answer is exact.
 
 The client here is written apart from the code under test: plain asyncio sockets and llhttp's parser. The simulated
-engine answers with tokens that depend on the prompt and the index alone, so that one lost, doubled or reordered token shows.
+engine answers with tokens that depend on the prompt and the index alone: one lost, doubled or reordered token shows.
 """
 
 import asyncio

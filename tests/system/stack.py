@@ -59,7 +59,7 @@ class Stack:
         self.folder = folder
         self.controlplane_port, self.router_port, self.http_port = free_port(), free_port(), free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.environ = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
+        self.environ = {**os.environ, "PYTHONPATH": str(ROOT), "STACK_UNDER_TEST": str(folder), **(environ or {})}
         config = folder / "controlplane.toml"
         config.write_text("[timing]\n" + "".join(f"{key} = {value}\n" for key, value in (timing or {}).items()))
         control = f"127.0.0.1:{self.controlplane_port}"
@@ -141,9 +141,9 @@ class Stack:
             if not entry.name.isdigit() or int(entry.name) in mine:
                 continue
             with contextlib.suppress(OSError):
-                if mark in (entry / "cmdline").read_bytes() or mark in (entry / "environ").read_bytes():
-                    if (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                        found.append(int(entry.name))
+                marked = mark in (entry / "cmdline").read_bytes() or mark in (entry / "environ").read_bytes()
+                if marked and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    found.append(int(entry.name))
         return found
 
     def log(self, name: str) -> str:
@@ -152,7 +152,7 @@ class Stack:
     # ------------------------------------------------------------ looks and orders
 
     @property
-    def operator(self) -> ControlPlaneServiceStub:
+    def operator(self) -> Any:  # the generated stub; its types know only asyncio
         if self._channel is None:
             options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 50)]
             self._channel = grpc.insecure_channel(self.address, options=options)
@@ -203,7 +203,7 @@ class Stack:
 
     def engine_pids(self, worker_id: str) -> dict[str, int]:
         """shim, guard and engine pids of a worker, from its folder."""
-        runtime = json.loads((self.folder / "agent" / "workers" / worker_id / "runtime.json").read_text())
+        runtime = json.loads((self.folder / "agent" / "workers" / worker_id / "shim.json").read_text())
         return {"shim": int(runtime["shimPid"]), "guard": int(runtime["guardPid"])}
 
 
