@@ -31,10 +31,19 @@ def observe_workers(draft: Draft) -> None:
             continue
         report = draft.report_of(worker)
         if report is not None:
-            _observe(draft, worker, report)
+            _observe(draft, _caught_up(draft, worker, report), report)
         elif _is_absent(draft, worker):
             _observe_absence(draft, worker)
         _leave_gone_node(draft, draft.workers[worker.worker_id])
+
+
+def _caught_up(draft: Draft, worker: Worker, report: WorkerReport) -> Worker:
+    """A node that has acted on a later generation than the records know (a store restored from a backup) would refuse
+    every order: the record goes past it. The one case in which a generation grows without a new wish."""
+    if report.generation <= worker.intent.generation:
+        return worker
+    draft.note(f"{worker.worker_id}: its node is at generation {report.generation}, not {worker.intent.generation}")
+    return draft.set_intent(worker, generation=report.generation + 1)
 
 
 def _observe(draft: Draft, worker: Worker, report: WorkerReport) -> None:
