@@ -41,5 +41,6 @@ def up(data_dir: Path | None, **given: Any) -> None:
         code = run(decide(options, count_real_gpus()))
     except SpringtideError as error:
         show_error(error, as_json=False)
-        code = Exit.USAGE if isinstance(error, InvalidArgument) else exit_code(error)
+        wrong = isinstance(error, InvalidArgument) or error.reason == "CONFIGURATION_REFUSED"
+        code = Exit.USAGE if wrong else exit_code(error)
     sys.exit(code)

@@ -17,6 +17,7 @@ FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
 HEALTHY_AFTER_S = 30.0
 POLL_S = 0.05
+CANNOT_START = 2  # what our processes end with when their configuration cannot work
 
 # A stack under systemd answers for itself, its children do not; and their configuration is in their files alone.
 _NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
@@ -77,8 +78,9 @@ class Child:
             if not self.alive:
                 code = self._process.returncode if self._process is not None else None
                 raise ChildFailed(
-                    f"The {self.name} ended with {code} while starting: {last_words(self.log_path)}",
+                    f"The {self.name} ended with exit code {code} while starting: {last_words(self.log_path)}",
                     remedy=f"Its log: {self.log_path}",
+                    reason="CONFIGURATION_REFUSED" if code == CANNOT_START else None,
                 )
             if asyncio.get_running_loop().time() > deadline:
                 raise ChildFailed(

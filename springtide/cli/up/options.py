@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,17 +123,34 @@ def check_ports(options: UpOptions) -> None:
             raise _wrong(flag, port, f"port {port} is in use", remedy, reason="PORT_IN_USE")
 
 
-def count_real_gpus() -> int:
-    """GPUs that NVML finds; 0 without a driver."""
+def count_real_gpus(environ: Mapping[str, str] | None = None) -> int:
+    """GPUs (or their MIG slices) that the node agent will find here; 0 without a driver."""
+    visible = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     try:
         import pynvml
+
+        pynvml.nvmlInit()
+        found = sum(_usable(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
     except ImportError:
         return 0
-    try:
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError:
         return 0
+    if visible is None:
+        return found
+    return min(found, len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")]))
+
+
+def _usable(nvml: Any, index: int) -> int:
+    """1, or the number of slices where the GPU is cut into some."""
+    slices = 0
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        for at in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+            nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, at)
+            slices += 1
+    except nvml.NVMLError:  # no more slices, or none at all
+        pass
+    return slices or 1
 
 
 def _model(o: UpOptions) -> str:

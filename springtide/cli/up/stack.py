@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import click
@@ -40,7 +40,7 @@ class Stack:
         self.data_dir = plan.options.data_dir
         self.forced = asyncio.Event()
         self.ports = configs.Ports.asked(plan.options)
-        self._client: AsyncSpringtide | None = None
+        self._newest_event: int | None = None
         folder = self.data_dir
         self._children = {
             name: Child(
@@ -125,7 +125,6 @@ class Stack:
 
     async def _serve_pool(self, began: float) -> None:
         async with AsyncSpringtide(self.ports.controlplane_address, self.ports.router_address) as client:
-            self._client = client
             await self._apply(client)
             await self._wait_for_worker(client)
             for line in banner.lines(self.plan, self.ports, time.monotonic() - began):
@@ -177,13 +176,12 @@ class Stack:
             await asyncio.sleep(POLL_S)
 
     async def _follow_events(self, client: AsyncSpringtide) -> None:
-        newest: int | None = None
         while True:
             try:
-                if newest is None:
-                    newest = max((event.event_id for event in await client.events(limit=1)), default=0)
-                async for event in client.watch_events(after_event_id=newest):
-                    newest = event.event_id
+                if self._newest_event is None:
+                    self._newest_event = max((event.event_id for event in await client.events(limit=1)), default=0)
+                async for event in client.watch_events(after_event_id=self._newest_event):
+                    self._newest_event = event.event_id
                     self.screen.say("  ".join(text.coloured(cell) for cell in event_row(event) if cell))
             except SpringtideError:  # the control plane is being started again
                 pass
@@ -207,17 +205,32 @@ class Stack:
         if any(child.alive for child in self._children.values()):
             self.screen.say("Stopping: running requests finish, then the engines end. Ctrl-C again kills them.")
         deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_S
-        in_order = [self._children["router"], self._children["node agent"]]
-        for group in (in_order, [self._children["control plane"]]):
-            for child in group:
-                child.signal(signal.SIGTERM)
-            await self._gone(group, deadline)
+        async with self._last_events():
+            await self._end([self._children["router"], self._children["node agent"]], deadline)
+        await self._end([self._children["control plane"]], deadline)
         clean = await self._nothing_left()
         if clean:
             self.screen.say("Stopped; no process is left.")
         return Exit.OK if clean else Exit.REFUSED
 
-    async def _gone(self, children: list[Child], deadline: float) -> None:
+    @contextlib.asynccontextmanager
+    async def _last_events(self) -> AsyncIterator[None]:
+        """Shows what happens to the workers while the stack ends."""
+        if self._newest_event is None or not self._children["control plane"].alive:
+            yield
+            return
+        async with AsyncSpringtide(self.ports.controlplane_address) as client:
+            following = asyncio.create_task(self._follow_events(client))
+            try:
+                yield
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+    async def _end(self, children: list[Child], deadline: float) -> None:
+        """SIGTERM, and SIGKILL when it is forced or the time is over."""
+        for child in children:
+            child.signal(signal.SIGTERM)
         waits = [asyncio.ensure_future(child.wait()) for child in children if child.alive]
         force = asyncio.ensure_future(self.forced.wait())
         loop = asyncio.get_running_loop()
