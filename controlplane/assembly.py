@@ -82,17 +82,15 @@ class ControlPlane:
         add(controlplane_pb2_grpc.add_ControlPlaneServiceServicer_to_server, operators, CONTROLPLANE)
 
     async def _tell_health(self) -> None:
-        """Agents and routers are served the last committed state anyway; operators need a store that writes."""
+        """Agents and routers are served the last committed state anyway; operators need a leader that acts."""
         await self.hub.wait_ready()
         await self._server.set_all_serving(True)
         serving = True
         while True:
-            writable = self.leader.stats.store_error is None
-            if writable is not serving:
-                serving = writable
-                log.log(
-                    logging.INFO if serving else logging.ERROR, "the store %s", "writes again" if serving else "fails"
-                )
+            if self.leader.healthy is not serving:
+                serving = self.leader.healthy
+                text = "orders are acted on again" if serving else "orders cannot be acted on now: NOT_SERVING"
+                log.log(logging.INFO if serving else logging.ERROR, text)
                 await self._server.set_serving(CONTROLPLANE, serving)
                 await self._server.set_serving("", serving)
             await asyncio.sleep(_HEALTH_INTERVAL_S)

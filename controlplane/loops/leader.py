@@ -25,6 +25,7 @@ _BACKOFF_MAX_S = 5.0
 _BUSY_LOOKS = 100  # looks in a row that wrote something: from then on each waits a little
 _BUSY_WAIT_S = 0.05
 _ORDER_ATTEMPTS = 10
+_UNHEALTHY_AFTER = 3  # looks in a row that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class LeaderStats:
     commits: int = 0
     conflicts: int = 0
     errors: int = 0
+    failures: int = 0  # looks in a row that failed
     plan_seconds: float = 0.0
     last_look_at: float | None = None
     store_error: SpringtideError | None = None
@@ -86,6 +88,11 @@ class Leader:
         self._stopping = True
         self._kicked.set()
 
+    @property
+    def healthy(self) -> bool:
+        """Orders are taken and acted on: the store writes, and looks succeed."""
+        return self.stats.store_error is None and self.stats.failures < _UNHEALTHY_AFTER
+
     def makes_progress(self) -> bool:
         """For the watchdog: looks still end, be it with an error."""
         last = self.stats.last_look_at
@@ -108,10 +115,12 @@ class Leader:
                 busy += 1
             except Exception as error:  # noqa: BLE001 - the leader outlives any fault of one look
                 failures += 1
+                self.stats.failures = failures
                 self._note_failure(error, failures)
+                await self._keep_in_force()
                 await self._pause(min(_BACKOFF_FIRST_S * 2 ** (failures - 1), _BACKOFF_MAX_S))
             else:
-                failures = 0
+                self.stats.failures = failures = 0
                 busy = busy + 1 if plan_made.writes else 0
                 if not plan_made.writes:
                     wake_at = self._next_look(plan_made)
@@ -143,11 +152,7 @@ class Leader:
         after = records
         probing = self.stats.store_error is not None  # an empty commit tells whether the store writes again
         if made.writes or made.decisions or made.events or probing:
-            try:
-                committed = await self._commit(records, made)
-            except SpringtideError:
-                self._hub.publish(self._snapshot(records))  # what is recorded stays in force
-                raise
+            committed = await self._commit(records, made)
             after = await self._store.snapshot()
             self._live.decided(committed.decisions)
             self._on_step(Step(records, made, committed, now))
@@ -155,6 +160,13 @@ class Leader:
         self._live.forget(after.pools, after.nodes)
         self._hub.publish(self._snapshot(after))
         return made
+
+    async def _keep_in_force(self) -> None:
+        """A look that fails does not leave agents and routers without an answer: what is recorded is published."""
+        try:
+            self._hub.publish(await self.snapshot())
+        except Exception:
+            log.exception("what is recorded cannot be published")
 
     async def execute(self, order: Callable[[Snapshot, float], Plan]) -> tuple[Plan, Snapshot]:
         """Commits an operator's order (a pure function of controlplane.core.orders) and returns it with what is

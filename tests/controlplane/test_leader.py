@@ -104,6 +104,36 @@ async def test_a_fault_in_a_plan_is_survived(monkeypatch) -> None:
         await cp.stop()
 
 
+async def test_a_start_with_a_leader_that_cannot_plan_keeps_what_is_recorded_in_force(monkeypatch) -> None:
+    """Rule 8: routers get the recorded table, agents the recorded orders; health says that orders are not acted on."""
+    store = MemoryStore()
+    cp, address = await start_control(store, pools=(POOL,))
+    agent = FakeAgent(address)
+    async with agent, FakeRouter(address) as router:
+        await until(lambda: "chat-1" in router.table.workers)
+    await cp.stop()
+
+    def broken(snapshot, now):
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(leader_module, "plan", broken)
+    cp, agent.address = await start_control(store, pools=(POOL,))
+    try:
+        async with agent, FakeRouter(agent.address) as router, channel(agent.address) as ch:
+            await until(lambda: "chat-1" in router.table.workers)
+            before = agent.answers
+            await until(lambda: agent.answers > before + 3)
+            assert [want for _, want in agent.orders] == [Want.RUN]
+
+            async def not_serving() -> bool:
+                answer = await health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest())
+                return answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+            await until(not_serving)
+    finally:
+        await cp.stop()
+
+
 async def test_another_writer_first_means_plan_again() -> None:
     """DESIGN 3: refused when a record has moved; then the next look is right."""
     cp, address = await start_control(pools=(POOL,))
