@@ -86,18 +86,32 @@ def run_to_exit(start: Callable[[], Coroutine[Any, Any, int]], *, as_json: bool)
 
 
 async def repeat(interval_s: float, render: Callable[[], Awaitable[str]]) -> None:
-    """Redraws the screen until Ctrl-C: for --watch. Without a terminal it prints one page after the other."""
+    """Redraws the screen until Ctrl-C: for --watch. Without a terminal it prints one page after the other.
+
+    The first page must come; later ones may fail while a process is started again.
+    """
+    page = await render()
     if not sys.stdout.isatty():
         while True:
-            click.echo(await render())
+            click.echo(page)
             await asyncio.sleep(interval_s)
+            page = await _page_or_error(render)
     from rich.live import Live
     from rich.text import Text
 
     with Live(auto_refresh=False, screen=True) as live:
         while True:
-            live.update(Text.from_ansi(await render()), refresh=True)
+            shown = Text.from_ansi(page, no_wrap=True, overflow="ellipsis")
+            live.update(shown, refresh=True)
             await asyncio.sleep(interval_s)
+            page = await _page_or_error(render)
+
+
+async def _page_or_error(render: Callable[[], Awaitable[str]]) -> str:
+    try:
+        return await render()
+    except SpringtideError as error:
+        return str(error)
 
 
 class Duration(click.ParamType[float]):

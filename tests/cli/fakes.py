@@ -7,7 +7,7 @@ import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from springtide.errors import Exhausted, FailedPrecondition, InvalidArgument, NotFound
+from springtide.errors import Exhausted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from springtide.rpc.interceptors import ErrorInterceptor
 from springtide.v1 import controlplane_pb2 as cp
 from springtide.v1 import controlplane_pb2_grpc, generation_pb2_grpc
@@ -55,6 +55,7 @@ class FakeControlPlane(controlplane_pb2_grpc.ControlPlaneServiceServicer):
         self.nodes = {"node-1": t.Node(node_id="node-1", state=t.NODE_STATE_UP, address="127.0.0.1", free_gpus=["2"])}
         self.pending = []  # (looks left, function)
         self.frozen = False
+        self.away = False
 
     def _look(self):
         if not self.frozen:
@@ -135,6 +136,8 @@ class FakeControlPlane(controlplane_pb2_grpc.ControlPlaneServiceServicer):
 
     async def ListWorkers(self, request, context):
         self.asked.append(request)
+        if self.away:
+            raise Unavailable("It is starting again.", retry_after_s=1)
         return cp.ListWorkersResponse(workers=self.workers.values())
 
     async def DrainWorker(self, request, context):

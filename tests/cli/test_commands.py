@@ -24,6 +24,26 @@ def test_status(cli):
     assert plain["pools"][0]["spec"]["policy"]["settings"] == {"scale_up_threshold": 0.8}
 
 
+def test_watch_goes_on_while_the_control_plane_is_away(cli, stack, monkeypatch):
+    """CM8: one page after the other; an error in between is a page too; Ctrl-C ends with 130."""
+    pages = []
+
+    async def sleep(_seconds):
+        pages.append(1)
+        if len(pages) == 1:
+            stack.controlplane.away = True
+        elif len(pages) == 2:
+            stack.controlplane.away = False
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("springtide.cli.invocation.asyncio.sleep", sleep)
+    done = cli("workers", "--watch", "--sort", "kv")
+    assert done.exit_code == 130
+    assert done.stdout.count("demo-1") == 2
+    assert "starting again" in done.stdout
+
+
 def test_status_of_seed_names(cli):
     """CM1, CM2: the seven names and the eight keys."""
     metrics = json.loads(cli("--json", "status", "--metrics").stdout)
