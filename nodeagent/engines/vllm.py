@@ -75,6 +75,9 @@ class VllmAdapter(DevRoutesEngine):
             env["HF_HUB_OFFLINE"] = "1"
         if launch.simulated_gpus and launch.cpu_ids:
             env["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(launch)
+        if launch.simulated_gpus and launch.tensor_parallel_size > 1:
+            # Else the first request compiles a kernel with g++, and kills the engine where there is none.
+            env["TORCHDYNAMO_DISABLE"] = "1"
         return EngineCommand(tuple(argv), {**env, **launch.env}, endpoint)
 
     def default_max_in_flight(self, launch: EngineLaunch) -> int:

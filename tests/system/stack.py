@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -53,7 +53,7 @@ class Stack:
         *,
         gpus: int = 4,
         timing: Mapping[str, float] | None = None,
-        agent_flags: tuple[str, ...] = (),
+        agent_config: str = "",
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
@@ -62,6 +62,7 @@ class Stack:
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT), "STACK_UNDER_TEST": str(folder), **(environ or {})}
         config = folder / "controlplane.toml"
         config.write_text("[timing]\n" + "".join(f"{key} = {value}\n" for key, value in (timing or {}).items()))
+        (folder / "nodeagent.toml").write_text(agent_config)
         control = f"127.0.0.1:{self.controlplane_port}"
         self.commands = {
             "controlplane": [
@@ -71,7 +72,7 @@ class Stack:
             "nodeagent": [
                 *("-m", "nodeagent", "--controlplane", control, "--data-dir", str(folder / "agent")),
                 *("--gpus", str(gpus), "--node-id", "node-a", "--metrics-port", "0", "--probe-interval-s", "0.2"),
-                *agent_flags,
+                *("--config", str(folder / "nodeagent.toml")),
             ],
             "router": [
                 *("-m", "router", "--controlplane", control, "--data-dir", str(folder / "router")),
@@ -156,17 +157,19 @@ class Stack:
         if self._channel is None:
             options = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 50)]
             self._channel = grpc.insecure_channel(self.address, options=options)
-        return ControlPlaneServiceStub(self._channel)
+        return ControlPlaneServiceStub(cast(Any, self._channel))
 
     def status(self) -> cp.GetStatusResponse:
-        return self.operator.GetStatus(cp.GetStatusRequest(), timeout=2, wait_for_ready=True)
+        found: cp.GetStatusResponse = self.operator.GetStatus(cp.GetStatusRequest(), timeout=2, wait_for_ready=True)
+        return found
 
     def apply(self, **spec: Any) -> t.Pool:
         policy = spec.pop("policy", {})
         request = cp.ApplyPoolRequest(spec=t.PoolSpec(**spec))
         request.spec.policy.name = "load_ratio"
         request.spec.policy.settings.update(policy)
-        return self.operator.ApplyPool(request, timeout=5).pool
+        pool: t.Pool = self.operator.ApplyPool(request, timeout=5).pool
+        return pool
 
     def workers(self, *states: str) -> list[t.Worker]:
         """Workers of the given states (all: none given)."""
