@@ -1,5 +1,7 @@
 """A gRPC server as each process runs it: documented errors, health, reflection, channelz, bounds, closed by default."""
 
+import errno
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from springtide.errors import FailedPrecondition, InvalidArgument
-from springtide.rpc.address import parse_address
+from springtide.rpc.address import Address, parse_address
 from springtide.rpc.interceptors import ErrorInterceptor, TokenInterceptor
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -83,6 +85,7 @@ class Server:
                 remedy="Set tls_cert, tls_key and token_file (or tls_client_ca), or listen on 127.0.0.1.",
                 reason="INSECURE_LISTENER",
             )
+        _check_free(parsed, setting)
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(str(parsed))
@@ -91,13 +94,7 @@ class Server:
         except RuntimeError:
             port = 0
         if port == 0:
-            raise FailedPrecondition(
-                f"{setting} = {address}: the port is in use or the address is not of this machine.",
-                reason="PORT_IN_USE",
-                field=setting,
-                value=address,
-                remedy=f"Stop what listens there (ss -ltnp 'sport = :{parsed.port}'), or set {setting} to a free port.",
-            )
+            raise _in_use(parsed, setting)
         return f"{str(parsed).rpartition(':')[0]}:{port}"
 
     async def start(self) -> None:
@@ -127,6 +124,31 @@ class Server:
 
     async def wait_for_termination(self) -> None:
         await self._server.wait_for_termination()
+
+
+def _check_free(address: Address, setting: str) -> None:
+    """Asks the kernel before gRPC does, whose own complaint goes to stderr and names no setting."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _in_use(address, setting) from None
+            problem = (error.strerror or str(error)).lower()
+            remedy = f"Set {setting} to an address of this machine and a port that this user may bind."
+            raise InvalidArgument(field=setting, value=str(address), problem=problem, remedy=remedy) from None
+
+
+def _in_use(address: Address, setting: str) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"{setting} = {address}: the port is in use.",
+        reason="PORT_IN_USE",
+        field=setting,
+        value=str(address),
+        remedy=f"Stop what listens there (ss -ltnp 'sport = :{address.port}'), or set {setting} to a free port.",
+    )
 
 
 def _reflection_v1(names: list[str]) -> grpc.GenericRpcHandler:

@@ -165,7 +165,7 @@ async def test_two_control_planes_on_one_folder_are_refused(tmp_path) -> None:
         async with running(tmp_path / "cp") as second:
             code, stderr = await second.ended()
         assert code == 2
-        line = stderr.strip().splitlines()[-1]
+        (line,) = stderr.strip().splitlines()
         assert line.startswith("controlplane: data_dir = ")
         assert str(first.process.pid) in line
 
@@ -180,7 +180,7 @@ async def test_a_port_in_use_names_the_setting_and_the_remedy(tmp_path, seat) ->
         async with running(tmp_path / "two", *flags, listen=taken if seat == "grpc" else "127.0.0.1:0") as second:
             code, stderr = await second.ended()
         assert code == 2
-        line = stderr.strip().splitlines()[-1]
+        (line,) = stderr.strip().splitlines()
         assert taken in line
         assert ("listen" if seat == "grpc" else "metrics_port") in line
 

@@ -173,6 +173,12 @@ async def test_a_port_in_use_names_setting_and_remedy(service) -> None:
     assert address in str(caught.value)
 
 
+async def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        Server(Security(insecure=True)).listen("203.0.113.7:0")
+    assert caught.value.field == "listen"
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
 async def test_a_listener_for_other_machines_needs_tls_and_tokens(address) -> None:
     """Rule 13: closed by default."""
