@@ -1,8 +1,8 @@
 """Configuration of a process: one TOML file, flags that override only when given, environment for secrets.
 
 A process declares a frozen dataclass whose fields are made by `setting(...)`; nested dataclasses are TOML tables.
-Unknown keys, wrong types and values out of bounds are InvalidArgument with the dotted key, the value and the remedy. The
-reference in docs/configuration.md is generated from the same dataclasses by `reference(...)`.
+Unknown keys, wrong types and values out of bounds are InvalidArgument with the dotted key, the value and the remedy.
+The reference in docs/configuration.md is generated from the same dataclasses by `reference(...)`.
 """
 
 import dataclasses
