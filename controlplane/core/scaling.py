@@ -10,10 +10,12 @@ from controlplane.core.drains import drain, undrain
 from controlplane.core.placement import CannotPlace
 from controlplane.core.starts import cancel, is_due, is_exhausted, is_failing, start
 from controlplane.core.victims import choose_victim
-from controlplane.core.worker import Cause, can
+from controlplane.core.worker import Cause, can, holds_slice
 from springtide.model.enums import NodeState, Phase, State
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
+
+STUCK_SLACK_S = 30.0  # on top of the grace: how long the node may take to stop a failed engine
 
 
 def grow(draft: Draft, pool: Pool, aim: Aim, moves: Moves, *, policy_grows: bool) -> None:
@@ -34,6 +36,15 @@ def grow(draft: Draft, pool: Pool, aim: Aim, moves: Moves, *, policy_grows: bool
             moves.blocked = result
             return
         moves.grown.append(result.worker_id)
+
+
+def _is_stuck(draft: Draft, pool: Pool, worker: Worker) -> bool:
+    """Its node does not get it stopped: it keeps its slice, but another worker takes its place in the count."""
+    if not holds_slice(worker):
+        return False
+    at = worker.intent.state_since + pool.spec.stop_grace_s + STUCK_SLACK_S
+    draft.wake(at)
+    return draft.now >= at
 
 
 def _drains_to_cancel(draft: Draft, pool: Pool) -> list[Worker]:
@@ -60,7 +71,7 @@ def _start_candidates(draft: Draft, pool: Pool, missing: int, policy_grows: bool
     past it while some worker of the pool is ACTIVE (one that cannot start does not hold down the others), at most once
     per worker of the upper bound."""
     workers = draft.workers_of(pool.name)
-    failing = [worker for worker in workers if is_failing(worker)]
+    failing = [worker for worker in workers if is_failing(worker) and not _is_stuck(draft, pool, worker)]
     due = [worker for worker in failing if is_due(worker, draft.now)]
     for worker in failing:
         draft.wake(worker.intent.next_attempt_at)

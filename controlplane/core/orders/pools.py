@@ -13,7 +13,7 @@ from springtide.model.pool import Pool, PoolIntent, PoolSpec
 
 DEFAULT_HOLD_S = 600.0
 LONGEST_HOLD_S = 86_400.0
-_IDENTITY = ("engine", "model", "tensor_parallel_size")  # of what runs: not changed under live workers
+_IDENTITY = ("engine", "model", "model_name", "tensor_parallel_size")  # of what runs: not changed under live workers
 
 
 def apply_pool(snapshot: Snapshot, spec: PoolSpec, now: float, *, expected_revision: int | None = None) -> Plan:
@@ -132,7 +132,7 @@ def _check_identity(snapshot: Snapshot, old: Pool, spec: PoolSpec) -> None:
         raise FailedPrecondition(
             f"pool {spec.name!r} has {len(alive)} live workers of another {changed[0]} ({before}).",
             reason="POOL_HAS_WORKERS",
-            field=f"spec.{changed[0]}",
+            field=f"spec.{'served_model_name' if changed[0] == 'model_name' else changed[0]}",
             value=getattr(spec, changed[0]),
             remedy="Scale it to 0 first, or create a second pool and delete this one.",
         )

@@ -279,6 +279,13 @@ BAD: tuple[tuple[str, Order, type[SpringtideError], str | None, str], ...] = (
     ),
     ("live workers of another model", apply(model="other"), FailedPrecondition, "spec.model", "Scale it to 0"),
     (
+        "live workers under another name",
+        apply(served_model_name="other"),
+        FailedPrecondition,
+        "spec.served_model_name",
+        "Scale it to 0",
+    ),
+    (
         "moved",
         lambda snapshot, now: orders.apply_pool(snapshot, spec(), now, expected_revision=1),
         Conflict,

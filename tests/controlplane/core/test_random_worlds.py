@@ -49,7 +49,7 @@ class Chaos(World):
     def break_something(self) -> None:
         rng = self.rng
         node = self.nodes[rng.choice(sorted(self.nodes))]
-        fault = rng.randrange(13)
+        fault = rng.randrange(14)
         if fault == 0:
             node.reachable = not node.reachable
         elif fault == 1 and node.engines:
@@ -78,6 +78,8 @@ class Chaos(World):
         elif fault == 10 and node.node_id in self.live_nodes:
             self.hear_late(node.node_id)
         elif fault == 11:
+            node.never_stops = not node.never_stops
+        elif fault == 12:
             self.demand[rng.choice(sorted(POOLS))] = None
         else:
             node.obey(self.stale_desired[node.node_id], self.now)  # an old answer arrives late
@@ -117,7 +119,7 @@ class Chaos(World):
 
     def repair(self, node: FakeNode) -> None:
         node.reachable, node.fail_starts, node.never_ready, node.stopping = True, False, False, False
-        node.stop_deadline_at = None
+        node.stop_deadline_at, node.never_stops = None, False
 
     def heal(self) -> None:
         self.routers_ack = True

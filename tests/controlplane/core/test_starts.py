@@ -66,6 +66,22 @@ def test_start_timeout_frees_the_slice_only_when_the_node_says_so() -> None:
     assert world.states() == {"demo-1": "ACTIVE"}
 
 
+def test_a_start_that_does_not_stop_does_not_hold_the_place_for_ever() -> None:
+    """Rule 1, F20: its slice stays reserved, another worker takes its place after the grace and some slack."""
+    world = World(gpus=2)
+    world.add_pool(start_timeout_s=5.0, stop_grace_s=5.0)
+    world.nodes["n1"].never_ready = world.nodes["n1"].never_stops = True
+    world.turn(times=30)
+    assert world.states() == {"demo-1": "INACTIVE"}
+    world.nodes["n1"].never_ready = False
+    world.turn(times=20)
+    assert world.states() == {"demo-1": "INACTIVE", "demo-2": "ACTIVE"}
+    assert list(world.workers["demo-1"].intent.gpu_ids) == ["0"]
+    world.nodes["n1"].never_stops = False
+    world.turn(times=3)
+    assert not world.workers["demo-1"].intent.gpu_ids
+
+
 def test_failed_starts_back_off_and_end() -> None:
     """CP14, F45: 1, 2, 4, 8 s on the same record, five attempts in all, then reported and left."""
     world = World(gpus=8)

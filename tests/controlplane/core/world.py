@@ -75,6 +75,7 @@ class FakeNode:
     start_s: float = 3.0
     fail_starts: bool = False
     never_ready: bool = False
+    never_stops: bool = False
     engines: dict[str, FakeEngine] = field(default_factory=dict)
 
     def hello(self) -> NodeObserved:
@@ -132,7 +133,7 @@ class FakeNode:
                     engine.phase = ReportedPhase.READY
                 elif engine.phase is not ReportedPhase.WARMING:
                     engine.phase = starting[starting.index(engine.phase) + 1]
-            elif engine.phase is ReportedPhase.STOPPING:
+            elif engine.phase is ReportedPhase.STOPPING and not self.never_stops:
                 engine.phase, engine.in_flight = ReportedPhase.STOPPED, 0
 
     def crash(self, worker_id: str) -> None:
@@ -316,7 +317,8 @@ class World:
 
     def spread(self, rng: random.Random, requests: int, pool: str = "demo") -> None:
         """Puts requests onto routed workers; the rest waits."""
-        routed = [worker_id for worker_id in self.routed() if self.workers[worker_id].pool == pool]
+        mine = [worker_id for worker_id in self.routed() if self.workers[worker_id].pool == pool]
+        routed = [w for w in mine if w in self.nodes[self.workers[w].intent.node_id].engines]  # not one just forgotten
         for worker_id in routed:
             self.engine(worker_id).in_flight = self.engine(worker_id).stuck
         waiting = 0
