@@ -142,17 +142,17 @@ class Agent:
         return max(0.1, self._stop_deadline - self._clock.now())
 
     async def _drain_all(self, session: Session) -> None:
-        """The control plane drains this node; without one, or when it takes too long, the agent does it itself."""
+        """The workers' control plane drains this node; without it, or when it takes too long, the agent does it."""
         deadline = self._stop_deadline or self._clock.now()
         notify.extend_timeout(self._config.stop_timeout_s + 2 * _KILL_AFTER_S)
         self._setup.changed()
         untold_since = self._clock.now()
         drained_by_us = False
         while not self._over() and self._clock.now() < deadline:
-            if session.connected:
+            if session.connected and self._node.serves(session.store_id):
                 untold_since = self._clock.now()
             elif not drained_by_us and self._clock.now() - untold_since > _UNTOLD_AFTER_S:
-                log.warning("no control plane: the agent drains its workers itself")
+                log.warning("no control plane of these workers answers: the agent drains them itself")
                 self._node.drain_all()
                 drained_by_us = True
             if drained_by_us:

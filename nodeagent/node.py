@@ -129,6 +129,10 @@ class Node:
         """Workers that may have a process."""
         return sum(worker.live for worker in self._workers.values())
 
+    def serves(self, store_id: str) -> bool:
+        """Whether a live worker was asked for by this store: only then its control plane will drain anything here."""
+        return any(worker.live and worker.store_id == store_id for worker in self._workers.values())
+
     @property
     def in_flight(self) -> int:
         """Requests in all shims, as last read."""

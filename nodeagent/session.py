@@ -62,6 +62,7 @@ class Session:
         self._requests: Requests | None = None
         self._last_error = ""
         self.connected = False
+        self.store_id = ""  # of the control plane that answered last
         node.on_change(self._changed.set)
 
     async def run(self) -> None:
@@ -146,6 +147,7 @@ class Session:
             except SpringtideError as error:
                 log.error("an order cannot be read: %s", error)
         if response.store_id:
+            self.store_id = response.store_id
             self._node.apply(response.store_id, desired)
 
     async def _send_heartbeats(self, requests: Requests) -> None:
@@ -202,5 +204,3 @@ class Session:
 async def _drained(requests: Requests) -> AsyncIterator[agent_pb2.SessionRequest]:
     while (request := await requests.get()) is not None:
         yield request
-
-

@@ -111,6 +111,11 @@ class Worker:
         return self._life.entry if self._life is not None else self._entry
 
     @property
+    def store_id(self) -> str:
+        """The store that asked for it."""
+        return self.entry.store_id
+
+    @property
     def live(self) -> bool:
         """A process of it may exist, or is about to: its GPUs are taken."""
         return self._life is not None or self._entry.live or self._should_start()

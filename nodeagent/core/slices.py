@@ -21,9 +21,7 @@ def cut_slices(gpu_ids: Sequence[str], tensor_parallel_size: int) -> tuple[tuple
             remedy=f"Use one of {', '.join(map(str, divisors))}.",
             reason="TENSOR_PARALLEL_REMAINDER",
         )
-    return tuple(
-        tuple(gpu_ids[at : at + tensor_parallel_size]) for at in range(0, len(gpu_ids), tensor_parallel_size)
-    )
+    return tuple(tuple(gpu_ids[at : at + tensor_parallel_size]) for at in range(0, len(gpu_ids), tensor_parallel_size))
 
 
 def check_slice(

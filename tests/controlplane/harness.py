@@ -63,8 +63,8 @@ async def start_control(
     return control, await control.start()
 
 
-def operator(ch: grpc.aio.Channel) -> "controlplane_pb2_grpc.ControlPlaneServiceAsyncStub":
-    return controlplane_pb2_grpc.ControlPlaneServiceStub(ch)  # type: ignore[return-value]
+def operator(ch: grpc.aio.Channel) -> Any:  # the generated stub; its asyncio type exists for type checkers only
+    return controlplane_pb2_grpc.ControlPlaneServiceStub(ch)
 
 
 class FakeAgent:

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from prometheus_client import generate_latest
 
 from controlplane.assembly import CONTROLPLANE
+from controlplane.core.plan import plan
 from controlplane.core.snapshot import Put
 from controlplane.live import Live
 from controlplane.loops import leader as leader_module
@@ -87,7 +88,7 @@ async def test_a_store_that_cannot_write_stops_nothing_and_is_reported() -> None
 async def test_a_fault_in_a_plan_is_survived(monkeypatch) -> None:
     """CP15: nothing crashes the leader; it counts, backs off and goes on."""
     cp, address = await start_control(pools=(POOL,))
-    real = leader_module.plan
+    real = plan
 
     def broken(snapshot, now):
         raise ZeroDivisionError("a fault")
@@ -127,7 +128,7 @@ async def test_a_start_with_a_leader_that_cannot_plan_keeps_what_is_recorded_in_
 
             async def not_serving() -> bool:
                 answer = await health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest())
-                return answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+                return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
 
             await until(not_serving)
     finally:

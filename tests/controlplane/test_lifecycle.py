@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -49,7 +50,7 @@ async def test_start_route_drain_acknowledge_stop(control) -> None:
         assert router.table.pools["chat"].starting == 1
         for phase, reported in ((Phase.LOADING, ReportedPhase.LOADING), (Phase.WARMING, ReportedPhase.WARMING)):
             agent.set_phase("chat-1", reported)
-            await until(lambda phase=phase: is_in(cp, "chat-1", State.STARTING, phase), phase)
+            await until(partial(is_in, cp, "chat-1", State.STARTING, phase), phase)
         agent.set_phase("chat-1", ReportedPhase.READY)
         await until(lambda: "chat-1" in router.table.workers, "routed")
         routed = router.table.workers["chat-1"]

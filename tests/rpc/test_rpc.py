@@ -68,7 +68,7 @@ async def started(service: Service, security: Security | None = None) -> tuple[S
 
 @pytest.fixture
 async def service() -> AsyncIterator[tuple[Service, str, Server]]:
-    made = Service()
+    made = Service()  # type: ignore[abstract]
     server, address = await started(made)
     yield made, address, server
     await server.stop(0)
@@ -209,7 +209,7 @@ async def test_tls_and_tokens(tmp_path) -> None:
     cert, key, tokens = HERE / "localhost.pem", HERE / "localhost-key.pem", tmp_path / "tokens"
     tokens.write_text("first\nsecond\n")
     security = Security(tls_cert=str(cert), tls_key=str(key), token_file=str(tokens))
-    server, address = await started(Service(), security)
+    server, address = await started(Service(), security)  # type: ignore[abstract]
     try:
         async with channel(address, ChannelSecurity(tls_ca=str(cert), token="second")) as ch:
             answer = await pb_grpc.ControlPlaneServiceStub(ch).GetSummary(pb.GetSummaryRequest())
