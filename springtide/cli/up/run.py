@@ -5,6 +5,7 @@ import signal
 
 from springtide.cli.exits import Exit
 from springtide.cli.up.options import UpPlan
+from springtide.cli.up.ownership import owned
 from springtide.cli.up.screen import Screen
 from springtide.cli.up.stack import Stack
 from springtide.errors import SpringtideError
@@ -14,10 +15,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def run(plan: UpPlan) -> Exit:
     """Until it is told to stop. Raises SpringtideError when the stack could not start (nothing is left then)."""
-    stack = Stack(plan, Screen())
+    screen = Screen()
     try:
-        with stack.owned():
-            return asyncio.run(_run(stack))
+        with owned(plan.options.data_dir, screen.live):
+            return asyncio.run(_run(Stack(plan, screen)))
     except KeyboardInterrupt:  # while it waited for an earlier run to end
         return Exit.INTERRUPTED
 

@@ -2,32 +2,26 @@
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import signal
-import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import click
 
 from springtide.cli import text
 from springtide.cli.exits import Exit
-from springtide.cli.processes import module_command
 from springtide.cli.shape import name_of
-from springtide.cli.up import banner, configs, leftovers, undertaker
-from springtide.cli.up.child import Child, child_environment
+from springtide.cli.up import banner, configs, leftovers
+from springtide.cli.up.child import Child
 from springtide.cli.up.options import UpPlan, check_ports
 from springtide.cli.up.screen import Screen
 from springtide.cli.views import event_row, state_of
 from springtide.client.asynchronous import AsyncSpringtide
-from springtide.errors import InvalidArgument, SpringtideError
+from springtide.errors import SpringtideError
 from springtide.v1.types_pb2 import Pool
 
 LISTEN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 45.0  # after it, what is left is killed
-EARLIER_RUN_TIMEOUT_S = 60.0
 POLL_S = 0.25
 
 
@@ -53,41 +47,6 @@ class Stack:
             )
             for name, module in (("control plane", "controlplane"), ("node agent", "nodeagent"), ("router", "router"))
         }
-
-    @contextlib.contextmanager
-    def owned(self) -> Iterator[None]:
-        """Holds the data folder. Raises InvalidArgument when another stack has it."""
-        try:
-            for part in ("config", "logs", "controlplane", "nodeagent", "router"):
-                (self.data_dir / part).mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self.data_dir / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _wrong_folder(self.data_dir, error.strerror or str(error), "Name a folder to write to.") from None
-        try:
-            self._lock(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            with _undertaker(self.data_dir, descriptor):
-                yield
-        finally:
-            os.close(descriptor)
-
-    def _lock(self, descriptor: int) -> None:
-        """A stack whose supervisor was killed is still being ended by its undertaker: that is waited for."""
-        deadline = time.monotonic() + EARLIER_RUN_TIMEOUT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.screen.live("")
-                return
-            except BlockingIOError:
-                holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-                if Path(f"/proc/{holder}").exists() or time.monotonic() > deadline:
-                    remedy = "Stop it, or give this stack a folder (and ports) of its own."
-                    problem = f"is in use by another stack (process {holder})"
-                    raise _wrong_folder(self.data_dir, problem, remedy) from None
-            self.screen.live("  waiting for an earlier run to end")
-            time.sleep(POLL_S)
 
     # ------------------------------------------------------------ up
 
@@ -120,8 +79,10 @@ class Stack:
     def _write_configs(self) -> None:
         for module, content in configs.all_of(self.plan, self.ports).items():
             path = self.data_dir / "config" / f"{module}.toml"
-            path.write_text(content)
-            path.chmod(0o600)
+            partial = path.with_suffix(".tmp")
+            partial.touch(mode=0o600)
+            partial.write_text(content)
+            partial.replace(path)  # whole or not at all: another process may be reading it
 
     async def _serve_pool(self, began: float) -> None:
         async with AsyncSpringtide(self.ports.controlplane_address, self.ports.router_address) as client:
@@ -265,26 +226,6 @@ class Stack:
         self.screen.say(click.style(f"  {line}", fg="yellow"))
 
 
-@contextlib.contextmanager
-def _undertaker(data_dir: Path, lock: int) -> Iterator[None]:
-    """Ends the stack if this process is killed; told at the end that there is nothing to do."""
-    command = [*module_command("springtide.cli.up.undertaker"), str(data_dir)]
-    started = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=child_environment(),
-        cwd=data_dir,
-        start_new_session=True,
-        pass_fds=(lock,),
-    )
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            started.communicate(undertaker.DONE, timeout=10)
-
-
 def _counts(pool: Pool) -> str:
     status = pool.status
     known = [f"{status.active} active"]
@@ -294,9 +235,3 @@ def _counts(pool: Pool) -> str:
         shown = text.number(getattr(status, field)) if status.HasField(field) else text.UNKNOWN
         known.append(f"{shown} {field.replace('_', '-')}")
     return f"{pool.spec.name}: {', '.join(known)}"
-
-
-def _wrong_folder(folder: Path, problem: str, remedy: str) -> InvalidArgument:
-    return InvalidArgument(
-        field="--data-dir", value=str(folder), problem=problem, remedy=remedy, reason="DATA_DIR_UNUSABLE"
-    )
