@@ -10,6 +10,8 @@ from springtide.cli.up.screen import Screen
 from springtide.cli.up.stack import Stack
 from springtide.errors import SpringtideError
 
+# Wrappers such as timeout(1) pass one signal on twice, to the process and to its group.
+ONE_SIGNAL_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -25,13 +27,17 @@ def run(plan: UpPlan) -> Exit:
 
 async def _run(stack: Stack) -> Exit:
     told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    first_at = 0.0
 
     def on_signal() -> None:
-        if told.is_set():
+        nonlocal first_at
+        if not told.is_set():
+            first_at = loop.time()
+        elif loop.time() - first_at > ONE_SIGNAL_S:
             stack.forced.set()
         told.set()
 
-    loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)
     serving = asyncio.create_task(stack.serve())
