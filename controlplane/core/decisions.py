@@ -94,6 +94,7 @@ def _inputs(draft: Draft, pool: Pool, seen: LoadSample) -> PolicyInputs:
         samples=history,
         last_scale_up_at=pool.intent.last_scale_up_at,
         last_scale_down_at=pool.intent.last_scale_down_at,
+        sample_interval_s=draft.timing.sample_interval_s,
         at_least=seen.at_least,
     )
 

@@ -23,6 +23,7 @@ class PolicyInputs:
     samples: tuple[LoadSample, ...]  # oldest first
     last_scale_up_at: float | None
     last_scale_down_at: float | None
+    sample_interval_s: float = 1.0  # how often samples are taken
     at_least: int = 0  # the known part of in_flight + waiting: a lower bound when the whole is unknown
 
     @property

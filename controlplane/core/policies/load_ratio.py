@@ -21,7 +21,7 @@ from controlplane.core.policy import PolicyAnswer, PolicyInputs
 from controlplane.core.snapshot import LoadSample
 from springtide.model.pool import Setting
 
-_GAP_SLACK = 1.5  # a window counts as covered when no two samples are further apart than this many monitoring intervals
+_GAP_SLACK = 1.5  # a window counts as covered when no two samples are further apart than this many intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class LoadRatio:
         if self.min_stable_period == 0:
             return None
         start = inputs.now - self.min_stable_period
-        longest_gap = _GAP_SLACK * self.monitoring_interval
+        longest_gap = _GAP_SLACK * max(self.monitoring_interval, inputs.sample_interval_s)
         inside: list[LoadSample] = []
         later = inputs.now
         for sample in reversed(inputs.samples):

@@ -160,6 +160,17 @@ def test_windows_hold_until_every_sample_agrees() -> None:
     assert policy.decide(gap).reason == "NOT_STABLE"
 
 
+def test_intervals_shorter_than_the_sampling_still_scale() -> None:
+    """PL2: a pool that is looked at more often than it is sampled is not one without samples."""
+    world = World(gpus=8)
+    quick = {"monitoring_interval": 0.2, "min_stable_period": 3, "scale_up_cooldown": 0}
+    world.add_pool(policy=PolicySpec("load_ratio", quick))
+    world.turn(0.2, times=30)
+    world.engine("demo-1").in_flight = 8
+    world.turn(0.2, times=40)
+    assert world.count(State.ACTIVE, State.STARTING) == 2
+
+
 def test_unknown_is_not_zero() -> None:
     """PL3, fault F26: unknown holds; a known part that is enough by itself still grows the pool, and none shrinks
     it."""
