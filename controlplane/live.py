@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from controlplane.core.measured import KEPT as START_UPS_KEPT
 from controlplane.core.snapshot import LiveView, LoadSample, NodeLive, PoolDemand, RouterLive
 from springtide.errors import AlreadyExists, Exhausted
 from springtide.model.node import NodeObserved
@@ -57,6 +58,7 @@ class Live:
         self.routers: dict[str, RouterSession] = {}
         self.last_decision: dict[str, Decision] = {}
         self._evaluated_at: dict[str, float] = {}
+        self._start_ups_s: dict[str, deque[float]] = {}
         self._samples: dict[str, deque[LoadSample]] = {}
         self._heartbeat_interval_s = heartbeat_interval_s
         self._connections = 0
@@ -154,7 +156,15 @@ class Live:
         session.last_heard_at = now
         before = session.demand
         session.demand = {
-            pool.pool: PoolDemand(pool.waiting, pool.rejected, pool.oldest_wait_s) for pool in report.pools
+            pool.pool: PoolDemand(
+                pool.waiting,
+                pool.rejected,
+                pool.oldest_wait_s,
+                requests_total=pool.requests_total,
+                ttft_p50_s=pool.ttft_p50_s,
+                ttft_p99_s=pool.ttft_p99_s,
+            )
+            for pool in report.pools
         }
         return {
             f"pool/{name}" for name, demand in session.demand.items() if _wants(demand) > 0 >= _wants(before.get(name))
@@ -174,13 +184,17 @@ class Live:
     def evaluated(self, pools: Iterable[str], now: float) -> None:
         self._evaluated_at.update(dict.fromkeys(pools, now))
 
+    def started(self, start_ups_s: Mapping[str, Iterable[float]]) -> None:
+        for pool, seconds in start_ups_s.items():
+            self._start_ups_s.setdefault(pool, deque(maxlen=START_UPS_KEPT)).extend(seconds)
+
     def decided(self, decisions: Iterable[Decision]) -> None:
         self.last_decision.update({decision.pool: decision for decision in decisions})
 
     def forget(self, pools: Iterable[str], nodes: Iterable[str]) -> None:
         """Drops what belongs to no record any more. Connected nodes stay: their record is yet to come."""
         kept = set(pools)
-        for part in (self._samples, self._evaluated_at, self.last_decision):
+        for part in (self._samples, self._evaluated_at, self._start_ups_s, self.last_decision):
             for name in [name for name in part if name not in kept]:
                 del part[name]
         known = set(nodes)
@@ -195,6 +209,7 @@ class Live:
             samples={pool: tuple(samples) for pool, samples in self._samples.items()},
             evaluated_at=dict(self._evaluated_at),
             last_decision=dict(self.last_decision),
+            start_ups_s={pool: tuple(seconds) for pool, seconds in self._start_ups_s.items()},
         )
 
 

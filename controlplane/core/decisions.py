@@ -8,6 +8,7 @@ from controlplane.core.policies import make_policy
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
 from controlplane.core.signals import sample
 from controlplane.core.snapshot import LoadSample
+from controlplane.core.supply import demands_of, partner_of, supplies_of
 from controlplane.core.tracing import trace_id_of
 from springtide.errors import SpringtideError
 from springtide.model.enums import DecisionResult, State
@@ -64,7 +65,8 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
         wanted = min(max(wanted, pool.spec.min_workers), pool.spec.max_workers)
     if answer.look_again_at is not None and answer.look_again_at > draft.now:
         draft.wake(answer.look_again_at)
-    return Asked(policy.name, dataclasses.replace(answer, wanted=wanted), _describe(policy, inputs))
+    described = _describe(policy, inputs) | _course(answer)
+    return Asked(policy.name, dataclasses.replace(answer, wanted=wanted), described)
 
 
 def _broken(draft: Draft, pool: Pool, reason: str, message: str) -> Asked | None:
@@ -96,6 +98,11 @@ def _inputs(draft: Draft, pool: Pool, seen: LoadSample) -> PolicyInputs:
         last_scale_down_at=pool.intent.last_scale_down_at,
         sample_interval_s=draft.timing.sample_interval_s,
         at_least=seen.at_least,
+        start_ups_s=draft.snapshot.live.start_ups_s.get(pool.name, ()),
+        supplies=supplies_of(draft, pool),
+        demands=demands_of(draft.snapshot, pool.name, draft.now),
+        partner=partner_of(draft, pool),
+        role=pool.spec.role,
     )
 
 
@@ -131,6 +138,12 @@ def _describe(policy: Policy, inputs: PolicyInputs) -> dict[str, float | int | s
         if isinstance(value, bool | int | float | str) or value is None:
             described.setdefault(key, value)
     return described
+
+
+def _course(answer: PolicyAnswer) -> dict[str, float | int | str | bool | None]:
+    """The stages that the count went through, in order, and how it is shared out."""
+    course: dict[str, float | int | str | bool | None] = {f"stage_{s.stage}": str(s) for s in answer.trail}
+    return course | {f"part_{name or 'any'}": count for name, count in answer.parts.items()}
 
 
 def record(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from controlplane.core.measured import start_ups
 from controlplane.core.snapshot import Delete, LoadSample, NodeLive, Plan, Put, Snapshot
 from controlplane.core.tracing import trace_id_of
 from controlplane.core.worker import Cause, id_order, step
@@ -144,6 +145,7 @@ class Draft:
             events=tuple(self.events),
             samples=dict(self.samples),
             evaluated=tuple(self.evaluated),
+            start_ups_s=start_ups(self.snapshot.workers, self.workers, self.now),
             wake_at=self.now if self._again and (writes or self.decisions or self.events) else soonest,
             notes=tuple(self.notes),
         )

@@ -1,6 +1,7 @@
 """What the live view says about load. A missing or stale signal is unknown (None), never zero."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from controlplane.core.draft import report_of
 from controlplane.core.snapshot import LoadSample, RouterLive, Snapshot
@@ -68,4 +69,27 @@ def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[
         active=sum(1 for worker in active if not is_leaving(worker, nodes)),
         starting=sum(1 for w in workers if w.state is State.STARTING and not is_leaving(w, nodes)),
         at_least=known_in_flight + known_waiting,
+        **_details(snapshot, pool, active, now),
     )
+
+
+def _details(snapshot: Snapshot, pool: str, active: list[Worker], now: float) -> dict[str, Any]:
+    """What rides along for policies that want it; each part is unknown when one worker's or router's is."""
+    reports = [fresh_report(snapshot, worker, now) for worker in active]
+    demands = [
+        router.demand.get(pool) if now - router.last_heard_at <= snapshot.timing.signal_max_age_s else None
+        for router in live_routers(snapshot, now)
+    ]
+    arrivals, _ = total([None if demand is None else demand.requests_total for demand in demands])
+    kv = [report.kv_use for report in reports if report is not None and report.kv_use is not None]
+    p50 = [d.ttft_p50_s for d in demands if d is not None and d.ttft_p50_s is not None]
+    p99 = [d.ttft_p99_s for d in demands if d is not None and d.ttft_p99_s is not None]
+    return {
+        "arrivals_total": arrivals if demands else None,
+        "tokens_total": total([None if r is None else r.generation_tokens_total for r in reports])[0],
+        "engine_waiting": total([None if r is None else r.engine_waiting for r in reports])[0],
+        "kv_use": max(kv) if kv and len(kv) == len(reports) else None,
+        "ttft_p50_s": max(p50, default=None),
+        "ttft_p99_s": max(p99, default=None),
+        "youngest_s": min((now - worker.intent.state_since for worker in active), default=None),
+    }

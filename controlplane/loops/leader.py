@@ -157,6 +157,7 @@ class Leader:
             self._live.decided(committed.decisions)
             self._on_step(Step(records, made, committed, now))
         self._live.evaluated(made.evaluated, now)
+        self._live.started(made.start_ups_s)
         self._live.forget(after.pools, after.nodes)
         self._hub.publish(self._snapshot(after))
         return made

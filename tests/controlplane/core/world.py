@@ -161,6 +161,7 @@ class World:
         self.samples: dict[str, tuple[LoadSample, ...]] = {}
         self.evaluated_at: dict[str, float] = {}
         self.last_decision: dict[str, Decision] = {}
+        self.start_ups_s: dict[str, tuple[float, ...]] = {}
         self.decisions: list[Decision] = []
         self.events: list[Event] = []
         self.plans: list[Plan] = []
@@ -192,6 +193,7 @@ class World:
             samples=dict(self.samples),
             evaluated_at=dict(self.evaluated_at),
             last_decision=dict(self.last_decision),
+            start_ups_s=dict(self.start_ups_s),
         )
         return Snapshot(
             STORE_ID,
@@ -256,6 +258,8 @@ class World:
             self.samples[pool] = (*self.samples.get(pool, ())[-119:], sample)
         for pool in made.evaluated:
             self.evaluated_at[pool] = self.now
+        for pool, seconds in made.start_ups_s.items():
+            self.start_ups_s[pool] = (*self.start_ups_s.get(pool, ()), *seconds)[-16:]
 
     def _kind(self, kind: str) -> dict[str, Pool] | dict[str, Worker] | dict[str, Node]:
         return {"pool": self.pools, "worker": self.workers}.get(kind, self.node_records)  # type: ignore[return-value]

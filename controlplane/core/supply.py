@@ -1,0 +1,107 @@
+"""Where a pool's workers are, what requests ask for, and the pool that it works together with: inputs of policies."""
+
+from controlplane.core.draft import Draft
+from controlplane.core.placement import free_gpus
+from controlplane.core.policy import Demand, Partner, Supply
+from controlplane.core.signals import in_flight_of, is_leaving, live_routers, total
+from controlplane.core.snapshot import Snapshot
+from springtide.model.enums import NodeState, Role, State
+from springtide.model.node import Node
+from springtide.model.pool import Pool
+from springtide.model.worker import Worker
+
+PROVISIONER_LABEL = "provisioner"
+DEFAULT_PROVISIONER = "static"
+_OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+
+
+def provisioner_of(node: Node) -> str:
+    """Who gives the node: its label `provisioner`."""
+    return node.observed.labels.get(PROVISIONER_LABEL, DEFAULT_PROVISIONER)
+
+
+def offers_of(node: Node) -> frozenset[str]:
+    """The capability keys of a node: its labels, its resources (whatever the amount), and gpu. Only names count."""
+    gpu = {"gpu"} if node.observed.gpus else set()
+    return frozenset({*node.observed.labels, *node.observed.resources, *gpu} - {PROVISIONER_LABEL})
+
+
+def keys(text: str) -> frozenset[str]:
+    """Capability keys from their comma-joined form."""
+    return frozenset(key.strip() for key in text.split(",") if key.strip())
+
+
+def supplies_of(draft: Draft, pool: Pool) -> tuple[Supply, ...]:
+    """One per provisioner and set of offered keys, in that order; nodes that the pool's placement rules out are none of
+    its supplies."""
+    nodes: dict[tuple[str, frozenset[str]], list[Node]] = {}
+    for node_id in sorted(draft.nodes):
+        node = draft.nodes[node_id]
+        labels = node.observed.labels
+        if all(labels.get(key) == value for key, value in pool.spec.placement.items()):
+            nodes.setdefault((provisioner_of(node), offers_of(node)), []).append(node)
+    if not nodes:
+        return ()
+    held: dict[str, list[Worker]] = {}
+    for worker in draft.workers.values():
+        held.setdefault(worker.intent.node_id, []).append(worker)
+    groups = sorted(nodes.items(), key=lambda item: (item[0][0], sorted(item[0][1])))
+    return tuple(_supply(draft, pool, *group, members, held) for group, members in groups)
+
+
+def _supply(
+    draft: Draft,
+    pool: Pool,
+    provisioner: str,
+    offers: frozenset[str],
+    members: list[Node],
+    held: dict[str, list[Worker]],
+) -> Supply:
+    own = [worker for node in members for worker in held.get(node.node_id, ()) if worker.pool == pool.name]
+    staying = [worker for worker in own if not is_leaving(worker, draft.nodes)]
+    active = [worker for worker in staying if worker.state is State.ACTIVE]
+    starting = sum(1 for worker in staying if worker.state is State.STARTING)
+    usable = [node for node in members if node.state is NodeState.UP and not node.spec.cordoned]
+    room = sum(
+        len(free_gpus(node, held.get(node.node_id, ()), draft.live(node.node_id))) // pool.spec.tensor_parallel_size
+        for node in usable
+    )
+    in_flight, _ = total([in_flight_of(draft.snapshot, worker, draft.now) for worker in active])
+    return Supply(
+        provisioner=provisioner,
+        offers=offers,
+        active=len(active),
+        starting=starting,
+        most=room + len(active) + starting,
+        online=any(node.state is NodeState.UP for node in members),
+        in_flight=in_flight,
+    )
+
+
+def demands_of(snapshot: Snapshot, pool: str, now: float) -> tuple[Demand, ...]:
+    """What routers tell apart, summed up. () unless every live router tells."""
+    counts: dict[frozenset[str], int] = {}
+    for router in live_routers(snapshot, now):
+        demand = router.demand.get(pool)
+        if demand is None or (not demand.by_needs and demand.waiting):
+            return ()
+        for text, tasks in demand.by_needs.items():
+            counts[keys(text)] = counts.get(keys(text), 0) + tasks
+    return tuple(Demand(needs, counts[needs]) for needs in sorted(counts, key=sorted))
+
+
+def partner_of(draft: Draft, pool: Pool) -> Partner | None:
+    """The decode pool of a prefill pool, and the other way round: the same model's, the first by name."""
+    wanted = _OTHER_ROLE.get(pool.spec.role)
+    if wanted is None:
+        return None
+    for name in sorted(draft.pools):
+        other = draft.pools[name]
+        if other.spec.role is wanted and other.spec.model_name == pool.spec.model_name and not other.intent.deleting:
+            return Partner(
+                name,
+                draft.count(name, State.ACTIVE),
+                draft.count(name, State.STARTING),
+                other.intent.desired_workers,
+            )
+    return None
