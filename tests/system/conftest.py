@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.stack import Stack
+from tests.system.stack import Stack, wait_for
 
 # Times of a small world: windows and cooldowns shrink with the compressed trace, the order of things does not.
 TIMING = {
@@ -47,3 +47,15 @@ def apply_demo(stack: Stack, *, min_workers: int = 1, max_workers: int = 4, **sp
     stack.apply(name="demo", engine="sim", min_workers=min_workers, max_workers=max_workers, **spec)
     stack.wait_workers("ACTIVE", min_workers)
     stack.wait_routable("demo")
+
+
+@pytest.fixture(scope="module")
+def orders_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack for orders that must change nothing: one for all of them."""
+    stack = Stack(tmp_path_factory.mktemp("orders"), gpus=4, timing=TIMING)
+    try:
+        stack.start()
+        wait_for("the node", lambda: stack.status().nodes)
+        yield stack
+    finally:
+        stack.stop()
