@@ -44,14 +44,13 @@ class RoutingService(pb_grpc.RoutingServiceServicer):
         try:
             sent = self._hub.table
             yield pb.WatchResponse(snapshot=wire.snapshot_to_proto(sent))
+            loads_due_at = self._clock.now() + self._loads_interval_s
             while not (reader.done() or self._hub.closing or self._replaced(router_id, connection)):
                 try:
-                    async with asyncio.timeout(self._loads_interval_s):
+                    async with asyncio.timeout(max(0.0, loads_due_at - self._clock.now())):
                         await wake.wait()
                 except TimeoutError:
-                    loads = self._hub.loads(self._clock.now())
-                    yield pb.WatchResponse(loads=wire.loads_to_proto(loads))
-                    continue
+                    pass
                 wake.clear()
                 if self._hub.table is not sent:
                     changes, sent = self._hub.changes_since(sent), self._hub.table
@@ -59,6 +58,10 @@ class RoutingService(pb_grpc.RoutingServiceServicer):
                         yield pb.WatchResponse(snapshot=wire.snapshot_to_proto(sent))
                     else:
                         yield pb.WatchResponse(delta=wire.delta_to_proto(changes))
+                now = self._clock.now()
+                if now >= loads_due_at:  # whatever else was sent meanwhile
+                    yield pb.WatchResponse(loads=wire.loads_to_proto(self._hub.loads(now)))
+                    loads_due_at = now + self._loads_interval_s
             if self._hub.closing:
                 raise Unavailable("the control plane stops.", reason="STOPPING", retry_after_s=1.0)
             if reader.done():

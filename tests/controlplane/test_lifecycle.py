@@ -222,6 +222,22 @@ async def test_loads_reach_routers(control) -> None:
         await until(lambda: any(load.in_flight == 3 for m in router.messages for load in m.loads.workers), "loads")
 
 
+async def test_loads_reach_routers_also_while_the_table_changes_all_the_time(control) -> None:
+    """RT1: a busy store does not leave routers with their own counts alone."""
+    _, address = control
+    async with FakeAgent(address) as agent, FakeRouter(address) as router, channel(address) as ch:
+        router.demand(IDLE)
+        await until(lambda: "chat-1" in router.table.workers)
+        agent.set_in_flight("chat-1", 3)
+        ops = operator(ch)
+
+        async def told_between_changes() -> bool:
+            await ops.PausePool(pb.PausePoolRequest(pool="chat"))  # a commit, and so a new table
+            return any(load.in_flight == 3 for m in router.messages for load in m.loads.workers)
+
+        await until(told_between_changes, "loads")
+
+
 async def test_a_drain_deadline_cuts_what_is_left_and_says_so() -> None:
     """CP7: never INACTIVE with running requests unreported."""
     steps: list[Step] = []
