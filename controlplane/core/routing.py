@@ -1,5 +1,7 @@
 """The routing table: pools, and the workers that requests may go to now."""
 
+from collections.abc import Mapping
+
 from controlplane.core.snapshot import Snapshot
 from springtide.model.enums import State
 from springtide.model.routing import RoutedPool, RoutedWorker, RoutingDelta, RoutingTable
@@ -28,6 +30,7 @@ def routing_table(snapshot: Snapshot) -> RoutingTable:
             traceparent=worker.intent.traceparent,
             weight_version=worker.observed.weight_version,
             node_id=worker.intent.node_id,
+            labels={**_node_labels(snapshot, worker.intent.node_id), **pool.spec.labels},
         )
     pools = {
         name: RoutedPool(
@@ -38,10 +41,24 @@ def routing_table(snapshot: Snapshot) -> RoutingTable:
             starting=starting.get(name, 0),
             max_workers=0 if pool.intent.deleting else pool.spec.max_workers,
             engine=pool.spec.engine,
+            routing=pool.spec.routing,
+            role=pool.spec.role,
+            start_up_s=_start_up_s(snapshot, name),
         )
         for name, pool in sorted(snapshot.pools.items())
     }
     return RoutingTable(snapshot.store_id, snapshot.revision, pools, workers)
+
+
+def _node_labels(snapshot: Snapshot, node_id: str) -> Mapping[str, str]:
+    node = snapshot.nodes.get(node_id)
+    return node.observed.labels if node is not None else {}
+
+
+def _start_up_s(snapshot: Snapshot, pool: str) -> float | None:
+    """The median of the pool's last start-ups; None when this leader has seen none."""
+    measured = sorted(snapshot.live.start_ups_s.get(pool, ()))
+    return measured[(len(measured) - 1) // 2] if measured else None
 
 
 def diff(old: RoutingTable, new: RoutingTable) -> RoutingDelta | None:

@@ -11,10 +11,13 @@ from springtide.errors import InvalidArgument
 from springtide.model.enums import NodeState
 from springtide.model.node import Node
 from springtide.model.pool import Pool, PoolSpec
+from springtide.model.routing_policy import routing_settings
 
 MOST_WORKERS = 4096
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
 _ENGINE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9._/-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|CREDENTIALS)$", re.IGNORECASE)
 _DEFAULTS = PoolSpec(name="", engine="")
@@ -27,6 +30,7 @@ def checked(spec: PoolSpec, pools: Mapping[str, Pool], nodes: Mapping[str, Node]
     _check_bounds(spec)
     _check_numbers(spec)
     _check_environment(spec)
+    _check_routing(spec)
     make_policy(spec.policy, spec.min_workers, spec.max_workers)
     _check_gpus(spec, nodes)
     return spec
@@ -117,6 +121,18 @@ def _check_environment(spec: PoolSpec) -> None:
     for index, argument in enumerate(spec.engine_args):
         if "\0" in argument or "\n" in argument:
             raise _bad(f"engine_args[{index}]", argument, "it holds a line break or a null", "One argument per entry.")
+
+
+def _check_routing(spec: PoolSpec) -> None:
+    routing_settings(spec.routing, "spec.routing")
+    for key, value in spec.labels.items():
+        if not _LABEL.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            raise _bad(
+                f"labels.{key}",
+                value,
+                "it is no label",
+                "Use up to 63 letters, digits, dots, dashes, slashes and underscores for key and value.",
+            )
 
 
 def _check_gpus(spec: PoolSpec, nodes: Mapping[str, Node]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from springtide.cli.up.configs import toml
+from springtide.model.routing_policy import ROUTING_POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,6 +88,12 @@ POOLS = """
 Keys of `[[pools]]` in the file of `springtide apply` and in the control plane's own file. `policy` may be a name alone:
 `policy = "static"`.
 """
+ROUTING = """
+### Routing
+
+`routing` may be a name alone, too: `routing = "power_of_two"`. Every policy leaves out workers that failed the request
+before, that lack a label or weight version that it asks for, and those whose breaker is open.
+"""
 POLICY = """
 ### Policy `load_ratio`
 
@@ -121,6 +128,7 @@ def configuration_page() -> str:
             _table(("key", "default", "unit", "meaning", "bounds"), _rows(_load(module, attribute))),
         ]
     parts += [POOLS, _table(("key", "type", "meaning"), _pool_rows())]
+    parts += [ROUTING, _table(("routing", "worker that takes the request", "settings"), _routing_rows())]
     parts += [POLICY, _table(("setting", "default", "meaning"), _policy_rows()), TUNING]
     parts += ["## Environment", _table(("variable", "meaning"), ENVIRONMENT)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -184,9 +192,16 @@ def _pool_rows() -> Iterator[tuple[str, ...]]:
 
 _UNDOCUMENTED = {
     "policy": "Scaling policy: a name, or `{ name, settings }`.",
+    "routing": "How routers choose a worker: a name, or `{ name, settings }`.",
     "role": "MIXED (default), PREFILL or DECODE.",
     "drain_action": "What becomes of requests that still run at the drain's deadline: ABORT (default), WAIT or KILL.",
 }
+
+
+def _routing_rows() -> Iterator[tuple[str, ...]]:
+    for name, (doc, knobs) in ROUTING_POLICIES.items():
+        shown = "; ".join(f"`{key}` ({knob.default}): {knob.doc}" for key, knob in knobs.items())
+        yield f"`{name}`", doc, shown
 
 
 def _policy_rows() -> Iterator[tuple[str, ...]]:

@@ -22,10 +22,11 @@ _NUMBER = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 
 def pool_spec(plain: Mapping[str, Any], prefix: str = "") -> PoolSpec:
-    """A pool's spec. `policy` may be its name alone. Raises InvalidArgument; absent keys take the server's defaults."""
+    """A pool's spec; `policy` and `routing` may be a name alone. Raises InvalidArgument; absent keys take defaults."""
     values = dict(plain)
-    if isinstance(values.get("policy"), str):
-        values["policy"] = {"name": values["policy"]}
+    for key in ("policy", "routing"):
+        if isinstance(values.get(key), str):
+            values[key] = {"name": values[key]}
     for key in ("name", "engine"):
         if not values.get(key):
             raise InvalidArgument(field=prefix + key, value=None, problem="is required", remedy=f"Set {prefix + key}.")

@@ -17,6 +17,14 @@ class PolicySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutingSpec:
+    """A routing policy by name (springtide.model.routing_policy). `settings` holds that policy's keys only."""
+
+    name: str = "least_in_flight"
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSpec:
     """What an operator wants. Written by operators only; see PoolSpec in types.proto for units and defaults."""
 
@@ -44,6 +52,8 @@ class PoolSpec:
     ramp_s: float = 0.0
     max_start_attempts: int = 5
     resources: Mapping[str, int] = field(default_factory=dict)
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model_name(self) -> str:

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from springtide.model.enums import Role
+from springtide.model.pool import RoutingSpec
+
 
 @dataclass(frozen=True, slots=True)
 class RoutedPool:
@@ -13,6 +16,9 @@ class RoutedPool:
     starting: int = 0  # coming workers: a reason to wait rather than refuse
     max_workers: int = 0  # 0: nothing will ever come
     engine: str = ""
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    role: Role = Role.MIXED
+    start_up_s: float | None = None  # measured, from the order to ACTIVE; None: none was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,7 @@ class RoutedWorker:
     traceparent: str = ""
     weight_version: str = ""
     node_id: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)  # of its node and its pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from springtide.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -398,6 +399,9 @@ class RoutedPool(_message.Message):
     STARTING_FIELD_NUMBER: _builtins.int
     MAX_WORKERS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    START_UP_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     served_model_name: _builtins.str
     max_waiting: _builtins.int
@@ -407,6 +411,13 @@ class RoutedPool(_message.Message):
     max_workers: _builtins.int
     """0: nothing will ever come."""
     engine: _builtins.str
+    role: _types_pb2.Role.ValueType
+    start_up_s: _builtins.float
+    """Measured, from the order to ACTIVE; the median of the last ones. Absent: none was seen."""
+    @_builtins.property
+    def routing(self) -> _types_pb2.RoutingSpec:
+        """Absent: least_in_flight."""
+
     def __init__(
         self,
         *,
@@ -417,18 +428,43 @@ class RoutedPool(_message.Message):
         starting: _builtins.int = ...,
         max_workers: _builtins.int = ...,
         engine: _builtins.str = ...,
+        routing: _types_pb2.RoutingSpec | None = ...,
+        role: _types_pb2.Role.ValueType = ...,
+        start_up_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_start_up_s", b"_start_up_s", "routing", b"routing", "start_up_s", b"start_up_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "max_waiting", b"max_waiting", "max_workers", b"max_workers", "name", b"name", "served_model_name", b"served_model_name", "starting", b"starting", "waiting_timeout_s", b"waiting_timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_start_up_s", b"_start_up_s", "engine", b"engine", "max_waiting", b"max_waiting", "max_workers", b"max_workers", "name", b"name", "role", b"role", "routing", b"routing", "served_model_name", b"served_model_name", "start_up_s", b"start_up_s", "starting", b"starting", "waiting_timeout_s", b"waiting_timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__start_up_s: _TypeAlias = _typing.Literal["start_up_s"]  # noqa: Y015
+    _WhichOneofArgType__start_up_s: _TypeAlias = _typing.Literal["_start_up_s", b"_start_up_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__start_up_s) -> _WhichOneofReturnType__start_up_s | None: ...
 
 Global___RoutedPool: _TypeAlias = RoutedPool  # noqa: Y015
 
 @_typing.final
 class RoutedWorker(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
@@ -439,6 +475,7 @@ class RoutedWorker(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     incarnation: _builtins.int
@@ -451,6 +488,10 @@ class RoutedWorker(_message.Message):
     """Of its scaling event: parent of the first routed token's span."""
     weight_version: _builtins.str
     node_id: _builtins.str
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of its node and its pool; the pool's win."""
+
     def __init__(
         self,
         *,
@@ -463,10 +504,11 @@ class RoutedWorker(_message.Message):
         traceparent: _builtins.str = ...,
         weight_version: _builtins.str = ...,
         node_id: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "incarnation", b"incarnation", "max_in_flight", b"max_in_flight", "node_id", b"node_id", "pool", b"pool", "ramp_s", b"ramp_s", "traceparent", b"traceparent", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "incarnation", b"incarnation", "labels", b"labels", "max_in_flight", b"max_in_flight", "node_id", b"node_id", "pool", b"pool", "ramp_s", b"ramp_s", "traceparent", b"traceparent", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

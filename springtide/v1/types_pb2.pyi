@@ -300,6 +300,34 @@ class PolicySpec(_message.Message):
 Global___PolicySpec: _TypeAlias = PolicySpec  # noqa: Y015
 
 @_typing.final
+class RoutingSpec(_message.Message):
+    """A routing policy by name, with its settings."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """E.g. "least_in_flight", "prefix_aware", "sticky". Default "least_in_flight"."""
+    @_builtins.property
+    def settings(self) -> _struct_pb2.Struct:
+        """Keys of that policy only; an unknown key is INVALID_ARGUMENT. Absent keys take defaults."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        settings: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutingSpec: _TypeAlias = RoutingSpec  # noqa: Y015
+
+@_typing.final
 class PoolSpec(_message.Message):
     """What an operator wants of a pool."""
 
@@ -365,6 +393,26 @@ class PoolSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
@@ -389,6 +437,8 @@ class PoolSpec(_message.Message):
     RAMP_S_FIELD_NUMBER: _builtins.int
     MAX_START_ATTEMPTS_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?, unique."""
     engine: _builtins.str
@@ -443,6 +493,14 @@ class PoolSpec(_message.Message):
     def resources(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Countable units that one worker takes of its node besides GPUs."""
 
+    @_builtins.property
+    def routing(self) -> Global___RoutingSpec:
+        """How routers choose a worker. A name, or a name with settings. Default "least_in_flight"."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of its workers beside those of their nodes; requests may ask for labels."""
+
     def __init__(
         self,
         *,
@@ -470,10 +528,12 @@ class PoolSpec(_message.Message):
         ramp_s: _builtins.float = ...,
         max_start_attempts: _builtins.int = ...,
         resources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        routing: Global___RoutingSpec | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "initial_workers", b"initial_workers", "max_workers", b"max_workers", "min_workers", b"min_workers", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "initial_workers", b"initial_workers", "max_workers", b"max_workers", "min_workers", b"min_workers", "policy", b"policy", "routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "drain_action", b"drain_action", "drain_timeout_s", b"drain_timeout_s", "engine", b"engine", "engine_args", b"engine_args", "engine_env", b"engine_env", "initial_workers", b"initial_workers", "interpreter", b"interpreter", "max_in_flight", b"max_in_flight", "max_start_attempts", b"max_start_attempts", "max_waiting", b"max_waiting", "max_workers", b"max_workers", "min_workers", b"min_workers", "model", b"model", "name", b"name", "placement", b"placement", "policy", b"policy", "ramp_s", b"ramp_s", "resources", b"resources", "role", b"role", "served_model_name", b"served_model_name", "start_timeout_s", b"start_timeout_s", "stop_grace_s", b"stop_grace_s", "tensor_parallel_size", b"tensor_parallel_size", "waiting_timeout_s", b"waiting_timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "drain_action", b"drain_action", "drain_timeout_s", b"drain_timeout_s", "engine", b"engine", "engine_args", b"engine_args", "engine_env", b"engine_env", "initial_workers", b"initial_workers", "interpreter", b"interpreter", "labels", b"labels", "max_in_flight", b"max_in_flight", "max_start_attempts", b"max_start_attempts", "max_waiting", b"max_waiting", "max_workers", b"max_workers", "min_workers", b"min_workers", "model", b"model", "name", b"name", "placement", b"placement", "policy", b"policy", "ramp_s", b"ramp_s", "resources", b"resources", "role", b"role", "routing", b"routing", "served_model_name", b"served_model_name", "start_timeout_s", b"start_timeout_s", "stop_grace_s", b"stop_grace_s", "tensor_parallel_size", b"tensor_parallel_size", "waiting_timeout_s", b"waiting_timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__initial_workers: _TypeAlias = _typing.Literal["initial_workers"]  # noqa: Y015
     _WhichOneofArgType__initial_workers: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers"]  # noqa: Y015

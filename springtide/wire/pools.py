@@ -1,8 +1,10 @@
 """PoolSpec on the wire. Zero or absent reads as the default that types.proto names."""
 
+from typing import Any
+
 from springtide.errors import InvalidArgument
 from springtide.model.enums import DrainAction, Role
-from springtide.model.pool import PolicySpec, PoolSpec
+from springtide.model.pool import PolicySpec, PoolSpec, RoutingSpec
 from springtide.v1 import types_pb2 as pb
 from springtide.wire.values import count, enum_from_proto, enum_to_proto, settings_from_struct, struct
 
@@ -22,7 +24,7 @@ def pool_spec_to_proto(spec: PoolSpec) -> pb.PoolSpec:
         initial_workers=spec.initial_workers,
         policy=pb.PolicySpec(name=spec.policy.name, settings=struct(spec.policy.settings)),
         placement=dict(spec.placement),
-        role=enum_to_proto(pb.Role, "ROLE", spec.role),
+        role=role_to_proto(spec.role),
         engine_args=spec.engine_args,
         engine_env=dict(spec.engine_env),
         interpreter=spec.interpreter,
@@ -36,6 +38,8 @@ def pool_spec_to_proto(spec: PoolSpec) -> pb.PoolSpec:
         ramp_s=spec.ramp_s,
         max_start_attempts=spec.max_start_attempts,
         resources=dict(spec.resources),
+        routing=routing_to_proto(spec.routing),
+        labels=dict(spec.labels),
     )
 
 
@@ -68,7 +72,30 @@ def pool_spec_from_proto(message: pb.PoolSpec) -> PoolSpec:
         ramp_s=_seconds(message.ramp_s, "ramp_s"),
         max_start_attempts=count(message.max_start_attempts, "spec.max_start_attempts") or _DEFAULTS.max_start_attempts,
         resources={key: count(number, f"spec.resources.{key}") for key, number in message.resources.items()},
+        routing=routing_from_proto(message.routing, "spec.routing"),
+        labels=dict(message.labels),
     )
+
+
+def routing_to_proto(spec: RoutingSpec) -> pb.RoutingSpec:
+    return pb.RoutingSpec(name=spec.name, settings=struct(spec.settings))
+
+
+def routing_from_proto(message: pb.RoutingSpec, field: str) -> RoutingSpec:
+    """An absent name is the default. Raises InvalidArgument for settings that are no scalars."""
+    return RoutingSpec(
+        name=message.name or _DEFAULTS.routing.name,
+        settings=settings_from_struct(message.settings, f"{field}.settings"),
+    )
+
+
+def role_to_proto(role: Role) -> Any:
+    return enum_to_proto(pb.Role, "ROLE", role)
+
+
+def role_from_proto(number: int) -> Role | None:
+    """None for UNSPECIFIED and for a number of a later version."""
+    return enum_from_proto(Role, pb.Role, "ROLE", number)
 
 
 def _max_workers(message: pb.PoolSpec) -> int:
@@ -85,7 +112,7 @@ def _policy(message: pb.PolicySpec) -> PolicySpec:
 
 
 def _role(message: pb.PoolSpec) -> Role:
-    role = enum_from_proto(Role, pb.Role, "ROLE", message.role)
+    role = role_from_proto(message.role)
     if role is None and message.role != pb.ROLE_UNSPECIFIED:
         raise _unknown_word("spec.role", message.role, ", ".join(Role))
     return role or Role.MIXED

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 
+from springtide.errors import InvalidArgument
+from springtide.model.enums import Role
+from springtide.model.pool import RoutingSpec
 from springtide.model.routing import (
     PoolReport,
     RoutedPool,
@@ -13,6 +16,8 @@ from springtide.model.routing import (
     WorkerUse,
 )
 from springtide.v1 import routing_pb2 as pb
+from springtide.v1 import types_pb2 as types_pb
+from springtide.wire.pools import role_from_proto, role_to_proto, routing_from_proto, routing_to_proto
 from springtide.wire.values import count, identifier
 
 
@@ -25,6 +30,9 @@ def pool_to_proto(pool: RoutedPool) -> pb.RoutedPool:
         starting=pool.starting,
         max_workers=pool.max_workers,
         engine=pool.engine,
+        routing=routing_to_proto(pool.routing),
+        role=role_to_proto(pool.role),
+        start_up_s=pool.start_up_s,
     )
 
 
@@ -37,7 +45,18 @@ def pool_from_proto(message: pb.RoutedPool) -> RoutedPool:
         starting=message.starting,
         max_workers=message.max_workers,
         engine=message.engine,
+        routing=_routing(message.routing),
+        role=role_from_proto(message.role) or Role.MIXED,
+        start_up_s=message.start_up_s if message.HasField("start_up_s") else None,
     )
+
+
+def _routing(message: types_pb.RoutingSpec) -> RoutingSpec:
+    """What this version cannot read of a later one's settings is left out: routers fall back, nothing is fatal."""
+    try:
+        return routing_from_proto(message, "pools.routing")
+    except InvalidArgument:
+        return RoutingSpec(message.name)
 
 
 def worker_to_proto(worker: RoutedWorker) -> pb.RoutedWorker:
@@ -51,6 +70,7 @@ def worker_to_proto(worker: RoutedWorker) -> pb.RoutedWorker:
         traceparent=worker.traceparent,
         weight_version=worker.weight_version,
         node_id=worker.node_id,
+        labels=dict(worker.labels),
     )
 
 
@@ -65,6 +85,7 @@ def worker_from_proto(message: pb.RoutedWorker) -> RoutedWorker:
         traceparent=message.traceparent,
         weight_version=message.weight_version,
         node_id=message.node_id,
+        labels=dict(message.labels),
     )
 
 

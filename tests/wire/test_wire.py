@@ -6,7 +6,7 @@ from springtide.errors import InvalidArgument
 from springtide.model.desired import DesiredWorker, EngineLaunch
 from springtide.model.enums import DecisionResult, DrainAction, Phase, ReportedPhase, Role, State, Want
 from springtide.model.node import Gpu, NodeObserved
-from springtide.model.pool import PolicySpec, PoolSpec
+from springtide.model.pool import PolicySpec, PoolSpec, RoutingSpec
 from springtide.model.record import Decision, Event
 from springtide.model.routing import (
     PoolReport,
@@ -19,7 +19,7 @@ from springtide.model.routing import (
     WorkerUse,
 )
 from springtide.model.worker import ExitInfo, Worker, WorkerIntent, WorkerReport
-from springtide.v1 import agent_pb2, types_pb2
+from springtide.v1 import agent_pb2, routing_pb2, types_pb2
 from springtide.wire import agent, pools, records, routing, values, workers
 
 REPORT = WorkerReport(
@@ -75,6 +75,8 @@ def test_a_pool_spec_survives_the_wire() -> None:
         ramp_s=5.0,
         max_start_attempts=6,
         resources={"units": 2},
+        routing=RoutingSpec("sticky", {"by": "session", "most_extra": 3}),
+        labels={"quality": "high"},
     )
     assert pools.pool_spec_from_proto(pools.pool_spec_to_proto(spec)) == spec
 
@@ -143,8 +145,9 @@ def test_a_bad_hello_names_its_field(message, field) -> None:
 
 
 def test_routing_messages_survive_the_wire() -> None:
-    pool = RoutedPool("chat", "model", 3, 1.5, 2, 4, "sim")
-    worker = RoutedWorker("chat-1", "chat", 9, "h:1", 8, 2.0, "tp", "w", "n1")
+    spec = RoutingSpec("power_of_two", {"choices": 3})
+    pool = RoutedPool("chat", "model", 3, 1.5, 2, 4, "sim", spec, Role.PREFILL, 12.5)
+    worker = RoutedWorker("chat-1", "chat", 9, "h:1", 8, 2.0, "tp", "w", "n1", {"zone": "a"})
     table = RoutingTable("s", 5, {"chat": pool}, {"chat-1": worker})
     assert routing.snapshot_from_proto(routing.snapshot_to_proto(table)) == table
     delta = RoutingDelta("s", 6, (pool,), ("old",), (worker,), ("chat-0",))
@@ -155,6 +158,17 @@ def test_routing_messages_survive_the_wire() -> None:
     assert routing.report_from_proto(routing.report_to_proto(report)) == report
     with pytest.raises(InvalidArgument):
         routing.report_from_proto(routing.report_to_proto(RouterReport((PoolReport("chat", -1),))))
+
+
+def test_a_routing_spec_of_a_later_version_is_not_fatal() -> None:
+    """A setting that this version cannot read leaves the name; an absent spec is the default."""
+    message = routing_pb2.RoutingSnapshot(pools=[routing_pb2.RoutedPool(name="p"), routing_pb2.RoutedPool(name="q")])
+    message.pools[1].routing.name = "newer"
+    message.pools[1].routing.settings.update({"list": [1, 2]})
+    read = routing.snapshot_from_proto(message)
+    assert read.pools["p"].routing == RoutingSpec()
+    assert read.pools["p"].start_up_s is None
+    assert read.pools["q"].routing == RoutingSpec("newer")
 
 
 def test_a_worker_shows_unknown_load_as_absent() -> None:
