@@ -157,21 +157,24 @@ class Agent:
                 drained_by_us = True
             if drained_by_us:
                 await self._node.refresh()
-                if self._node.in_flight == 0:
+                if self._node.drained:
                     break
             await self._pause(0.1)
-        if self._over():
-            await session.goodbye("stopped")
-            return
+        if not self._over():
+            await self._stop_all()
+        if self._node.live_workers == 0:
+            await session.goodbye("stopped")  # never while an engine lives: its slice would count as free
+
+    async def _stop_all(self) -> None:
+        """Stops every worker, after a while without grace. A further signal leaves them as they are by then."""
         self._node.stop_all()
         grace = self._clock.now() + _KILL_AFTER_S
         while not self._over() and self._clock.now() < grace:
             await self._pause(0.05)
-        self._node.stop_all(kill=True)
+        if not self._over():
+            self._node.stop_all(kill=True)
         while not self._over():
             await self._pause(0.05)
-        if not self._leave.is_set():
-            await session.goodbye("stopped")
 
     def _over(self) -> bool:
         return self._leave.is_set() or self._node.live_workers == 0

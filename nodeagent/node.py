@@ -134,9 +134,9 @@ class Node:
         return any(worker.live and worker.store_id == store_id for worker in self._workers.values())
 
     @property
-    def in_flight(self) -> int:
-        """Requests in all shims, as last read."""
-        return sum(worker.in_flight for worker in self._workers.values())
+    def drained(self) -> bool:
+        """No shim admits anything and no request runs, as far as every worker is known."""
+        return all(worker.drained for worker in self._workers.values())
 
     def drain_all(self) -> None:
         """The agent leaves and no control plane says how: every shim refuses new requests from now on."""

@@ -121,9 +121,19 @@ class Worker:
         return self._life is not None or self._entry.live or self._should_start()
 
     @property
-    def in_flight(self) -> int:
-        """As last read from the shim; 0 when there is none."""
-        return self._life.status.in_flight if self._life is not None and self._life.status is not None else 0
+    def in_flight(self) -> int | None:
+        """Requests in its shim; None: unknown. 0 where no shim can be."""
+        life = self._life
+        if life is None:
+            return None if self._entry.live else 0
+        if life.ended or not life.entry.live:
+            return 0
+        return life.counts.in_flight if life.counts is not None else None
+
+    @property
+    def drained(self) -> bool:
+        """Its shim admits nothing and nothing runs in it. What is not known to be so is not."""
+        return self.in_flight == 0 and self.phase is not ReportedPhase.READY
 
     def known(self) -> KnownWorker:
         """For `core.converge`."""

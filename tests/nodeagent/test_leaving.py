@@ -94,6 +94,7 @@ async def test_second_signal_leaves_at_once(controlplane: FakeControlPlane, agen
     agent.signal(signal.SIGINT)
     assert await agent.exited() == 0
     assert marked(agent.marker)
+    assert controlplane.goodbyes == [], "a goodbye says that nothing is left"
 
 
 async def test_one_agent_per_data_dir(controlplane: FakeControlPlane, agent: RunningAgent, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from nodeagent.ledger import Ledger, LedgerEntry
 from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
 from nodeagent.setup import NodeSetup
+from nodeagent.worker import Worker
 from springtide.clock import SystemClock
 from springtide.model.desired import DesiredWorker
 from springtide.model.enums import ReportedPhase, Want
@@ -197,3 +198,14 @@ async def test_an_undrain_and_a_crash_are_one_failure(node: Node, marker: str) -
     assert node.reports()[0].phase is P.FAILED
     node.apply("s", _want(Want.RUN, 4))
     await _until(node, P.READY)
+
+
+async def test_what_no_shim_has_said_is_not_drained(node: Node, setup: NodeSetup) -> None:
+    """DESIGN rule 1: an agent that leaves never takes a worker that it cannot ask for an idle one."""
+    node.apply("s", _want(Want.RUN, 1))
+    await _until(node, P.READY)
+    assert not node.drained, "it admits"
+    await node.close()
+    (entry,) = setup.ledger.read_all()
+    assert not Worker(setup, entry).drained, "live, and nothing heard of it"
+    assert Worker(setup, dataclasses.replace(entry, live=False)).drained
