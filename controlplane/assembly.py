@@ -51,8 +51,16 @@ class ControlPlane:
         self._add_services()
         await self._server.start()
         self._tasks = [asyncio.create_task(self.leader.run()), asyncio.create_task(self._tell_health())]
-        await self.hub.wait_ready()
+        await self._until_published()
         return address
+
+    async def _until_published(self) -> None:
+        """Raises the fault of a leader that ends before it has published anything: nobody would be told anything."""
+        ready = asyncio.create_task(self.hub.wait_ready())
+        await asyncio.wait({ready, self._tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._tasks[0].done():
+            self._tasks[0].result()
 
     async def leading(self) -> None:
         """Returns when the leader has ended: after `stop`, or by a fault that it could not outlive, which is logged."""

@@ -108,13 +108,11 @@ class SqliteStore:
     async def decisions(self, pool: str = "", limit: int = 100, skip_holds: bool = False) -> tuple[Decision, ...]:
         where = "(? = '' OR pool = ?) AND NOT (? AND hold)"
         query = f"SELECT value FROM decision WHERE {where} ORDER BY id DESC LIMIT ?"
-        rows = await self._in_thread(self._rows, query, (pool, pool, int(skip_holds), limit))
-        return tuple(from_plain(Decision, json.loads(value)) for (value,) in rows)
+        return tuple(await self._in_thread(self._read, Decision, query, (pool, pool, int(skip_holds), limit)))
 
     async def events(self, pool: str = "", limit: int = 1000, after_event_id: int = 0) -> tuple[Event, ...]:
         query = "SELECT value FROM event WHERE id > ? AND (? = '' OR pool = ?) ORDER BY id DESC LIMIT ?"
-        rows = await self._in_thread(self._rows, query, (after_event_id, pool, pool, limit))
-        return tuple(from_plain(Event, json.loads(value)) for (value,) in reversed(rows))
+        return tuple(reversed(await self._in_thread(self._read, Event, query, (after_event_id, pool, pool, limit))))
 
     # ------------------------------------------------------------------ on the loop
 
@@ -172,9 +170,10 @@ class SqliteStore:
         self._connection = connection
         return Records(meta["store_id"], int(meta["revision"]), found["pool"], found["node"], found["worker"])
 
-    def _rows(self, query: str, arguments: tuple[Any, ...]) -> list[tuple[str]]:
+    def _read(self, cls: type[T], query: str, arguments: tuple[Any, ...]) -> list[T]:
+        """Rows of one column as records. Thousands of them are decoded here, not on the loop."""
         assert self._connection is not None
-        return self._connection.execute(query, arguments).fetchall()
+        return [from_plain(cls, json.loads(value)) for (value,) in self._connection.execute(query, arguments)]
 
     def _write(
         self, revision: int, writes: Sequence[Write], decisions: Sequence[Decision], events: Sequence[Event]

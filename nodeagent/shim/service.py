@@ -92,7 +92,7 @@ class Shim:
                     async with asyncio.timeout(_CHECK_INTERVAL_S):
                         await self._leaving.wait()
                 except TimeoutError:
-                    self._check()
+                    await self._check()
             await asyncio.sleep(0)  # lets the answer to /v1/quit go out
         finally:
             await self._data.close()
@@ -117,12 +117,12 @@ class Shim:
         if self._signals:
             self._leaving.set()
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         if self.state.process == ENDED and self.state.now() - self._control.last_contact > FORGOTTEN_AFTER_S:
             log.info("the engine has ended and no agent asked for %.0f s", FORGOTTEN_AFTER_S)
             self._leaving.set()
-        try:
-            bound_log(Path(self._launch.engine_log_path), _MAX_LOG_BYTES)
+        try:  # in a thread: tens of MiB are moved while tokens flow
+            await asyncio.to_thread(bound_log, Path(self._launch.engine_log_path), _MAX_LOG_BYTES)
         except OSError as error:
             log.warning("cannot bound the engine's log: %s", error)
 

@@ -10,17 +10,19 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from prometheus_client import generate_latest
 
-from controlplane.assembly import CONTROLPLANE
+from controlplane.assembly import CONTROLPLANE, ControlPlane
+from controlplane.config import ControlPlaneConfig
 from controlplane.core.plan import plan
 from controlplane.core.snapshot import Put
 from controlplane.live import Live
 from controlplane.loops import leader as leader_module
-from controlplane.loops.leader import Step
+from controlplane.loops.leader import Leader, Step
 from controlplane.metrics import Metrics
 from controlplane.store.memory import MemoryStore
 from controlplane.store.store import Committed, Compare, Write
 from controlplane.traces import Traces
 from springtide import errors
+from springtide.clock import SystemClock
 from springtide.model.enums import Want
 from springtide.model.node import NodeObserved
 from springtide.model.record import Decision, Event
@@ -224,6 +226,21 @@ async def test_each_scaling_event_is_one_root_span_with_the_ids_that_the_worker_
 
 def hex_ids(span: ReadableSpan) -> tuple[str, str]:
     return f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}"
+
+
+async def test_a_leader_that_ends_before_it_has_published_fails_the_start(monkeypatch) -> None:
+    """The process ends with the fault and is started again, instead of hanging without a word."""
+
+    async def ends(leader: Leader) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(Leader, "run", ends)
+    control = ControlPlane(MemoryStore(), ControlPlaneConfig(listen="127.0.0.1:0"), SystemClock())
+    try:
+        with pytest.raises(ZeroDivisionError):
+            await control.start()
+    finally:
+        await control.stop()
 
 
 def test_only_news_kicks_the_leader() -> None:
