@@ -3,11 +3,14 @@
 Phases: CONNECTING -> WAITING (written, nothing to pass on yet) -> STREAMING -> OVER.
 
 Per read of a running stream this costs: one slice, a few substring searches, one write. No clock, no timer, no object.
+
+An attempt that `resumes` goes on with an event stream of which the client has the beginning: it sends no head, and an
+answer that is no event stream is its failure.
 """
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from springtide.dataplane.events import EventStream, EventTooLong, error_object
 from springtide.dataplane.framing import LAST_CHUNK, Body, ChunkedBody, FramingError, LengthBody, chunk
@@ -19,7 +22,7 @@ from springtide.dataplane.heads import (
     encode_response_head,
     parse_response_head,
 )
-from springtide.dataplane.messages import Outcome, OutcomeKind, Reply, Route, error_body, error_reply
+from springtide.dataplane.messages import Outcome, OutcomeKind, Reply, Route, ShapeError, error_body, error_reply
 from springtide.dataplane.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class Attempt:
 
     __slots__ = (
         "active",
+        "begun",
         "body",
         "conn",
         "connecting",
@@ -56,10 +60,12 @@ class Attempt:
         "held_size",
         "last_at",
         "phase",
+        "resumes",
         "reused",
         "route",
         "scan",
         "sent",
+        "shaper",
         "started",
         "started_at",
         "verbatim",
@@ -79,7 +85,10 @@ class Attempt:
         self.verbatim = False  # chunks may pass as they are
         self.held: list[bytes] = []
         self.held_size = 0
-        self.started = False  # any byte of the answer went to the client
+        self.shaper = route.shaper
+        self.resumes = exchange.streaming
+        self.started = exchange.streaming  # any byte of the answer went to the client
+        self.begun = False  # any byte of this attempt did
         self.sent = 0
         self.active = False  # data came since the last sweep
         self.started_at = exchange.server.loop.time()
@@ -148,7 +157,7 @@ class Attempt:
                 self._stream(self.scan, body, data, payload)
             else:
                 self._collect(body, payload)
-        except (FramingError, EventTooLong) as error:
+        except (FramingError, EventTooLong, ShapeError) as error:
             self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
 
     def upstream_lost(self, error: Exception | None) -> None:
@@ -162,7 +171,7 @@ class Attempt:
                 self._connect()
                 return
         elif body.until_close and error is None and self.scan is None:
-            if not self.started:
+            if not self.started or self.resumes:
                 self._settle(b"".join(self.held))
             else:
                 self.exchange.client.write(self._last())
@@ -198,6 +207,7 @@ class Attempt:
         return data
 
     def _begin(self) -> None:
+        self.begun = True
         self.phase = STREAMING
         self.first_byte_at = self.last_at = self.exchange.server.loop.time()
         if self.route.on_first_byte is not None:
@@ -208,29 +218,49 @@ class Attempt:
     def _stream(self, scan: EventStream, body: Body, data: bytes, payload: bytes) -> None:
         events = scan.feed(payload)
         done = body.done
-        if self.started and not done and scan.error is None:
+        shaper = self.shaper
+        if self.begun and not done and scan.error is None:
             # The path of every token.
             if events:
                 self.sent += len(events)
-                exact = events is payload and self.verbatim and body.aligned
-                self.exchange.client.transport.write(data if exact else self._encode(events))
+                if shaper is not None:
+                    self.exchange.client.transport.write(self._encode(shaper.feed(events)))
+                    if shaper.ended:
+                        self._finish()
+                else:
+                    exact = events is payload and self.verbatim and body.aligned
+                    self.exchange.client.transport.write(data if exact else self._encode(events))
             return
         if scan.error is not None:
             self._error_event(scan.error, events)
             return
         complete = done and scan.done
         if events or complete:
-            if not self.started and not scan.count and not complete:
+            if not self.begun and not scan.count and not complete:
                 self._hold(events)  # only comments so far: nothing that a retry would contradict
                 return
             # Verbatim, the bytes hold the closing chunk too, which must not go out before the stream is known complete.
-            exact = events is payload and self.verbatim and body.aligned and (complete or not done)
-            self._emit(data if exact else self._encode(events) + (self._last() if complete else b""), len(events))
+            exact = events is payload and self.verbatim and body.aligned and (complete or not done) and shaper is None
+            if exact:
+                self._emit(data, len(events))
+            else:
+                shaped = shaper.feed(events) if shaper is not None and events else events
+                if shaper is not None and shaper.ended:
+                    self._emit(self._encode(shaped), len(events))
+                    self._finish()
+                    return
+                self._emit(self._encode(shaped) + (self._last() if complete else b""), len(events))
         if done:
             if scan.done:
                 self._complete()
             else:
                 self.fail(OutcomeKind.UPSTREAM_EOF, detail="the event stream ended without [DONE]")
+
+    def _finish(self) -> None:
+        """The shaper has closed the stream: the upstream's rest is not wanted."""
+        self.exchange.client.write(self._last())
+        self._drop()
+        self._complete()
 
     def _hold(self, events: bytes) -> None:
         self.held.append(events)
@@ -240,13 +270,14 @@ class Attempt:
 
     def _emit(self, out: bytes, size: int) -> None:
         """Writes; the first time together with the head and what was held back, in one write."""
-        if not self.started:
-            framing = b"" if self.exchange.request.http_1_0 else b"transfer-encoding: chunked\r\n"
+        if not self.begun:
             held = b"".join(self.held)
             self.held.clear()
-            size += len(held)
-            out = self._encode_head(framing) + self._encode(held) + out
-            self.started = True
+            if not self.resumes:
+                framing = b"" if self.exchange.request.http_1_0 else b"transfer-encoding: chunked\r\n"
+                size += len(held)
+                out = self._encode_head(framing) + self._encode(held) + out
+                self.started = self.exchange.streaming = True
             self._begin()
         self.sent += size
         self.exchange.client.write(out)
@@ -267,14 +298,15 @@ class Attempt:
             detail=message,
             tail=before,
             error=error_body(message, str(error.get("type") or "engine_error"), code if code is not None else 500),
+            reported=error,
         )
 
     # ------------------------------------------------------------ plain bodies
 
     def _collect(self, body: Body, payload: bytes) -> None:
-        if payload and self.first_byte_at is None:
+        if payload and self.first_byte_at is None and not self.resumes:
             self._begin()
-        if self.started:
+        if self.started and not self.resumes:
             self.sent += len(payload)
             self.exchange.client.write(self._encode(payload) + (self._last() if body.done else b""))
             if body.done:
@@ -286,7 +318,10 @@ class Attempt:
         if body.done:
             self._settle(b"".join(self.held))
         elif self.held_size > self.exchange.server.limits.max_buffered_body_bytes:
-            self._pass_through(body)
+            if self.resumes:
+                self.fail(OutcomeKind.BAD_RESPONSE, detail="the answer to a continuation is no event stream")
+            else:
+                self._pass_through(body)
 
     def _pass_through(self, body: Body) -> None:
         """Too large to hold back: what is here goes out, the rest follows as it comes."""
@@ -312,6 +347,11 @@ class Attempt:
             reply = Reply(head.status, tuple(h for h in head.headers if h[0] not in _FRAMING_HEADERS), payload)
             self.fail(OutcomeKind.REFUSED if refused else OutcomeKind.ERROR_STATUS, reply=reply)
             return
+        if self.resumes:
+            self._let_go()
+            detail = f"the worker answered HTTP {head.status} to a continuation: {payload[:200]!r}"
+            self.fail(OutcomeKind.BAD_RESPONSE, detail=detail)
+            return
         bodiless = head.status in (204, 304) or self.exchange.request.method == "HEAD"
         self.started = True
         self.sent += len(payload)
@@ -336,8 +376,10 @@ class Attempt:
         tail: bytes = b"",
         error: bytes | None = None,
         reply: Reply | None = None,
+        reported: dict[str, Any] | None = None,
     ) -> None:
-        """The attempt failed. `tail`: whole events that are still good; `error`: the error body for the client."""
+        """The attempt failed. `tail`: whole events that are still good; `error`: the error body for the client;
+        `reported`: the upstream's own error object."""
         client = self.exchange.client
         if self.finished:
             # The client already has everything up to [DONE]; how the upstream hangs up is its own matter.
@@ -345,17 +387,31 @@ class Attempt:
             self._drop()
             self._complete()
             return
+        if tail and self.started:
+            tail = self._shaped(tail)
+            if self.shaper is not None and self.shaper.ended:
+                self._emit(self._encode(tail), len(tail))
+                self._finish()
+                return
+            self._emit(self._encode(tail), len(tail))
         outcome = self._outcome(kind, detail=detail, timeout=timeout)
+        if reported is not None:
+            outcome.error_type = str(reported.get("type") or "")
+            outcome.error_code = reported.get("code")
         self._drop()
         status, message, code = _DEFAULT_ERRORS.get(kind, (500, "the request failed", "internal_error"))
         error = error or error_body(message, code, status)
-        if not self.started:
+        if not self.started or self.exchange.streaming:
             headers = ((b"content-type", b"application/json"), (FAULT_HEADER, kind.value.encode()))
             outcome.answer = reply or Reply(status, headers, error)
-        elif self.scan is not None:
-            client.write(self._encode(tail + b"data: " + error + b"\n\n"))
-        # No closing chunk: nobody may take this for a clean end.
         self.exchange.over(outcome, close=True)
+
+    def _shaped(self, events: bytes) -> bytes:
+        try:
+            return self.shaper.feed(events) if self.shaper is not None else events
+        except ShapeError as error:
+            log.warning("%s", error)
+            return b""
 
     def leave(self) -> Outcome:
         """The client went: the upstream is cut at once."""
@@ -366,7 +422,7 @@ class Attempt:
     @property
     def finished(self) -> bool:
         """True once the client has the whole stream, `[DONE]` included."""
-        return self.scan is not None and self.scan.done and self.started
+        return self.scan is not None and self.scan.done and self.begun
 
     def check(self, now: float) -> None:
         """Looks at the time-outs; called by the server's sweep."""

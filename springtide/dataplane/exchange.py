@@ -1,7 +1,7 @@
 """One request on its way: asks the director, makes attempts, answers the client.
 
 A request is DIRECTING (the director decides), RUNNING (an attempt is under way) or ENDED. An attempt that failed before
-anything went to the client leads back to DIRECTING when the director says so.
+anything went to the client, or in the middle of an event stream, leads back to DIRECTING when the director says so.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from springtide.dataplane.attempt import Attempt
+from springtide.dataplane.framing import LAST_CHUNK, chunk
 from springtide.dataplane.heads import encode_reply
 from springtide.dataplane.messages import (
     Answer,
@@ -33,7 +34,7 @@ DIRECTING, RUNNING, ENDED = range(3)
 class Exchange:
     """Carries one request; owned by its client connection. All methods run on the event loop."""
 
-    __slots__ = ("attempt", "client", "pending", "phase", "reply_headers", "request", "server")
+    __slots__ = ("attempt", "client", "pending", "phase", "reply_headers", "request", "server", "streaming")
 
     def __init__(self, server: "RelayServer", client: "ClientConnection", request: Request) -> None:
         self.server = server
@@ -43,6 +44,7 @@ class Exchange:
         self.pending: asyncio.Future[Answer] | None = None
         self.attempt: Attempt | None = None
         self.reply_headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.streaming = False  # the client has the head of an event stream, and perhaps some of its events
 
     def start(self) -> None:
         """Asks the director."""
@@ -86,7 +88,7 @@ class Exchange:
     # ------------------------------------------------------------ ends
 
     def over(self, outcome: Outcome, close: bool) -> None:
-        """The attempt ended. With `outcome.answer`, nothing went to the client yet. `close`: the connection's end."""
+        """The attempt ended. With `outcome.answer`, something can still be said. `close`: the connection's end."""
         retry = self._tell(outcome)
         self.attempt = None
         if outcome.answer is None:
@@ -121,6 +123,9 @@ class Exchange:
             pending.cancel()
 
     def _reply(self, reply: Reply) -> None:
+        if self.streaming:
+            self._close_stream(reply)
+            return
         keep_alive = self.keep_alive() and not reply.close
         if self.reply_headers:
             names = {name for name, _ in reply.headers}
@@ -128,6 +133,15 @@ class Exchange:
             reply = Reply(reply.status, (*reply.headers, *more), reply.body, reply.close)
         self.client.write(encode_reply(reply, self.request.method, keep_alive))
         self._end(close=not keep_alive)
+
+    def _close_stream(self, reply: Reply) -> None:
+        clean = reply.status == 200
+        events = reply.body if clean else b"data: " + reply.body + b"\n\n"
+        if not self.request.http_1_0:
+            # After an error no closing chunk: nobody may take this for a clean end.
+            events = chunk(events) + (LAST_CHUNK if clean else b"")
+        self.client.write(events)
+        self._end(close=not clean or not self.keep_alive())
 
     def _end(self, close: bool) -> None:
         self.phase = ENDED

@@ -144,6 +144,21 @@ class Request:
         return self._json  # type: ignore[no-any-return]
 
 
+class ShapeError(ValueError):
+    """A shaper cannot go on with a stream; the attempt has failed (BAD_RESPONSE)."""
+
+
+class Shaper(Protocol):
+    """Stands between the event stream of one attempt and the client. Called on the path of every token."""
+
+    ended: bool
+    """True: what `feed` gave last closes the client's stream, whatever the upstream would still send."""
+
+    def feed(self, events: bytes) -> bytes:
+        """What the client gets for these whole events (`[DONE]` is one of them). Raises ShapeError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Send the request to `address`. `key` is the director's handle (for example the worker) and is what `abort` takes.
@@ -166,6 +181,8 @@ class Route:
     """Replace the request's target or body for this attempt."""
     on_first_byte: Callable[[float], None] | None = None
     """Called once with the loop's clock when the first event or byte of body goes out; for traces."""
+    shaper: Shaper | None = None
+    """For event streams: what the client sees of them. Without one they are passed on as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +218,8 @@ class OutcomeKind(Enum):
 class Outcome:
     """The end of one attempt. Times are the event loop's clock; None means that it never happened.
 
-    `response_started` is true once any byte of the answer went to the client: nothing can be retried then.
+    `response_started` is true once any byte of the answer went to the client, from this attempt or an earlier one: only
+    an event stream can go on then. `events` counts this attempt's own.
     `detail` is for logs; `timeout` names the bound that ran out (connect, first_byte, idle, total, stall).
     """
 
@@ -217,10 +235,14 @@ class Outcome:
     refusal: str = ""
     timeout: str = ""
     detail: str = ""
+    error_type: str = ""
+    error_code: str | int | None = None
+    """Of the upstream's error event, where that ended it."""
     headers: Headers = field(default_factory=list)
     """Head of the upstream's answer, where there was one."""
     answer: Reply | None = None
-    """What the client gets unless the director says otherwise; None where nothing can be said any more."""
+    """What the client gets unless the director says otherwise: an answer, or (`response_started`) a closing error event
+    with this body. None where nothing can be said any more."""
 
 
 Answer = Route | Reply
@@ -228,7 +250,11 @@ Answer = Route | Reply
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try again: the next route, a reply in place of the default error, or an awaitable of either."""
+    """Try again: the next route, a reply in place of the default error, or an awaitable of either.
+
+    Once an event stream has started, a Route continues it: its answer must be an event stream too, whose events follow
+    what the client has; a Reply ends it: with status 200 its body is the closing events, else the body of an error event.
+    """
 
     answer: Answer | Awaitable[Answer]
 
@@ -241,7 +267,7 @@ class Director(Protocol):
         ...
 
     def finished(self, request: Request, outcome: Outcome) -> Retry | None:
-        """Called exactly once for each Route that was given. A Retry counts only while nothing was sent."""
+        """Called exactly once for each Route that was given. A Retry counts while nothing was sent, and for streams."""
         ...
 
 

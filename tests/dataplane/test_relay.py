@@ -200,7 +200,7 @@ async def test_error_event_after_the_first_token_is_explicit_and_never_a_clean_e
             await peer.send(piece)
 
     async with upstream(script) as up:
-        director = Recorder(lambda r: Route(up.address), retry_to(up.address))
+        director = Recorder(lambda r: Route(up.address))
         async with relay(director) as (_, port), client(port) as c:
             c.send(post())
             _, payload, clean = body_of(await c.rest())
