@@ -53,7 +53,9 @@ async def run(settings: ControlPlaneConfig) -> int:
 
     control = ControlPlane(make_store(settings), settings, clock, watch)
     metrics.attach(control)
-    endpoint = telemetry.prometheus_server(settings.metrics_host, settings.metrics_port, metrics.registry)
+    endpoint = telemetry.prometheus_server(
+        settings.metrics_host, settings.metrics_port, metrics.registry, insecure=settings.insecure_listen
+    )
     start = asyncio.create_task(control.start())
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)

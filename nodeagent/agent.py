@@ -81,7 +81,8 @@ class Agent:
         """Returns when the process may exit with 0."""
         loaded = self._config
         self._install_signals()
-        server = prometheus_server(loaded.metrics_host, loaded.metrics_port, self._setup.metrics.registry)
+        registry = self._setup.metrics.registry
+        server = prometheus_server(loaded.metrics_host, loaded.metrics_port, registry, insecure=loaded.insecure)
         session = Session(
             self._node,
             self._hello(),

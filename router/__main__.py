@@ -104,7 +104,9 @@ async def _serve(
     relay = RelayServer(front, limits)
     dispatcher.pools.append(relay.pool)
     http_at = await _listen_http(relay, config)
-    metrics = telemetry.prometheus_server(config.metrics_host, config.metrics_port, dispatcher.metrics.registry)
+    metrics = telemetry.prometheus_server(
+        config.metrics_host, config.metrics_port, dispatcher.metrics.registry, insecure=config.security.insecure
+    )
     if metrics is not None:
         stack.callback(metrics.close)
     await server.start()

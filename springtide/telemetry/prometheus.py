@@ -31,12 +31,25 @@ class PrometheusServer:
         self._thread.join(timeout=2)
 
 
-def prometheus_server(host: str, port: int, registry: "CollectorRegistry | None" = None) -> PrometheusServer | None:
-    """Starts it; port 0 takes a free one, below 0 means off (None). Raises InvalidArgument when the port is taken."""
+def prometheus_server(
+    host: str, port: int, registry: "CollectorRegistry | None" = None, *, insecure: bool = False
+) -> PrometheusServer | None:
+    """Starts it; port 0 takes a free one, below 0 means off (None). It speaks plain HTTP without tokens: `insecure`
+    says that other machines may reach it all the same. Raises InvalidArgument for such a host, or a port in use."""
     if port < 0:
         return None
     from prometheus_client import REGISTRY, start_http_server
 
+    from springtide.rpc.address import Address
+
+    if not (insecure or Address(host, port).is_loopback):
+        raise InvalidArgument(
+            field="metrics_host",
+            value=host,
+            problem="is reachable from other machines, and metrics are plain HTTP without tokens",
+            remedy="Use 127.0.0.1, or say in the configuration that the network is trusted.",
+            reason="INSECURE_LISTENER",
+        )
     try:
         server, thread = start_http_server(port, addr=host, registry=registry or REGISTRY)
     except OSError as error:

@@ -30,6 +30,15 @@ def test_metrics_on_an_ephemeral_port_and_a_taken_one():
         server.close()
 
 
+def test_other_machines_reach_it_only_when_the_network_is_said_to_be_trusted():
+    with pytest.raises(InvalidArgument) as caught:
+        prometheus_server("0.0.0.0", 0, CollectorRegistry())
+    assert (caught.value.field, caught.value.reason) == ("metrics_host", "INSECURE_LISTENER")
+    server = prometheus_server("0.0.0.0", 0, CollectorRegistry(), insecure=True)
+    assert server is not None
+    server.close()
+
+
 def test_off():
     assert prometheus_server("127.0.0.1", -1) is None
 
