@@ -34,6 +34,7 @@ class _ReportedPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reporte
     REPORTED_PHASE_LOADING: _ReportedPhase.ValueType  # 2
     """Process up, engine not healthy yet."""
     REPORTED_PHASE_SYNCING_WEIGHTS: _ReportedPhase.ValueType  # 3
+    """The engine fetches the pool's current weight version."""
     REPORTED_PHASE_WARMING: _ReportedPhase.ValueType  # 4
     """Healthy; warm-up generation runs."""
     REPORTED_PHASE_READY: _ReportedPhase.ValueType  # 5
@@ -62,6 +63,7 @@ REPORTED_PHASE_BOOTING: ReportedPhase.ValueType  # 1
 REPORTED_PHASE_LOADING: ReportedPhase.ValueType  # 2
 """Process up, engine not healthy yet."""
 REPORTED_PHASE_SYNCING_WEIGHTS: ReportedPhase.ValueType  # 3
+"""The engine fetches the pool's current weight version."""
 REPORTED_PHASE_WARMING: ReportedPhase.ValueType  # 4
 """Healthy; warm-up generation runs."""
 REPORTED_PHASE_READY: ReportedPhase.ValueType  # 5
@@ -91,8 +93,11 @@ class _WantEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Want.ValueType],
     WANT_UNSPECIFIED: _Want.ValueType  # 0
     """Read as: leave it as it is."""
     WANT_RUN: _Want.ValueType  # 1
+    """Engine up, shim open."""
     WANT_DRAIN: _Want.ValueType  # 2
+    """The shim refuses new requests; running ones finish."""
     WANT_STOP: _Want.ValueType  # 3
+    """Shim and engine gone, GPU memory verified free."""
 
 class Want(_Want, metaclass=_WantEnumTypeWrapper):
     """What is wanted of one worker."""
@@ -100,8 +105,11 @@ class Want(_Want, metaclass=_WantEnumTypeWrapper):
 WANT_UNSPECIFIED: Want.ValueType  # 0
 """Read as: leave it as it is."""
 WANT_RUN: Want.ValueType  # 1
+"""Engine up, shim open."""
 WANT_DRAIN: Want.ValueType  # 2
+"""The shim refuses new requests; running ones finish."""
 WANT_STOP: Want.ValueType  # 3
+"""Shim and engine gone, GPU memory verified free."""
 Global___Want: _TypeAlias = Want  # noqa: Y015
 
 @_typing.final
@@ -189,7 +197,7 @@ class NodeHello(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
-    """Stable over restarts of the agent."""
+    """Stable over restarts of the agent. 1 to 128 letters, digits, dots, dashes, underscores."""
     boot_id: _builtins.str
     """Of the host's kernel."""
     session_id: _builtins.str
@@ -198,11 +206,17 @@ class NodeHello(_message.Message):
     """Host under which routers reach this node's shims."""
     agent_version: _builtins.str
     @_builtins.property
-    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Gpu]: ...
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Gpu]:
+        """All that this agent may give to workers. Empty: a node without GPUs, engines run on its CPUs."""
+
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """For PoolSpec.placement."""
+
     @_builtins.property
-    def resources(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def resources(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Countable units for PoolSpec.resources, >= 0; `cpus` among them."""
+
     def __init__(
         self,
         *,
@@ -234,13 +248,14 @@ class NodeHeartbeat(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     STOP_DEADLINE_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
+    """Counts the heartbeats of one agent process; for logs only."""
     stopping: _builtins.bool
     """The node leaves: drain its workers, place nothing here."""
     stop_deadline_s: _builtins.float
     """Seconds until it is gone. 0: no deadline."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerReport]:
-        """All of its ledger."""
+        """All of its ledger, at most 4096: absence says that the node knows nothing of it."""
 
     def __init__(
         self,
@@ -266,6 +281,7 @@ class NodeGoodbye(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    """For people."""
     def __init__(
         self,
         *,
@@ -314,33 +330,43 @@ class WorkerReport(_message.Message):
     generation: _builtins.int
     """Highest that the agent has acted on."""
     incarnation: _builtins.int
+    """Of the last engine start, grows with each. 0: never started."""
     phase: Global___ReportedPhase.ValueType
     endpoint: _builtins.str
     """host:port of the shim; empty until it listens."""
     in_flight: _builtins.int
-    """Counted by the shim."""
+    """Requests, counted by the shim. Absent: it has not answered for a while."""
     engine_running: _builtins.int
+    """Requests. This and what follows is the engine's own word; absent: it says nothing."""
     engine_waiting: _builtins.int
+    """Requests in the engine's queue; part of in_flight."""
     kv_use: _builtins.float
-    """0..1."""
+    """Fraction of the KV cache in use, 0..1; of the fullest rank."""
     total_served: _builtins.int
+    """Requests that this incarnation's shim has finished."""
     max_in_flight: _builtins.int
-    """In force at the shim."""
+    """In force at the shim, requests. 0: not started yet."""
     log_path: _builtins.str
+    """Of the engine's log on the node. Empty: never started."""
     weight_version: _builtins.str
+    """That the engine serves. Empty: the pool has none."""
     launch_fingerprint: _builtins.str
     """Hash of the launch; equal means the same engine, model, size and flags."""
     generation_tokens_total: _builtins.int
+    """Tokens since the engine's start."""
     probe_failures: _builtins.int
     """Health probes failed in a row; 3 make a worker SUSPECT."""
     traceparent: _builtins.str
+    """Of the order that it follows, W3C."""
     engine_idle: _builtins.bool
     """The engine itself says that nothing runs or waits. Meaningful while DRAINING."""
     @_builtins.property
-    def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Taken until STOPPED or FAILED."""
+
     @_builtins.property
     def exit(self) -> _types_pb2.ExitInfo:
-        """Of FAILED."""
+        """Of FAILED; else absent."""
 
     def __init__(
         self,
@@ -415,9 +441,11 @@ class SessionResponse(_message.Message):
     store_id: _builtins.str
     """Generations compare only within one store."""
     revision: _builtins.int
+    """That `workers` is derived from."""
     register_again: _builtins.bool
-    """The control plane does not know this session: send a hello."""
+    """The control plane does not know this session: send a hello. Nothing else is set then."""
     heartbeat_interval_s: _builtins.float
+    """Report this often. 0: as before."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredWorker]:
         """All that this store wants of the node. Absence never stops a worker."""
@@ -441,6 +469,8 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class DesiredWorker(_message.Message):
+    """What is wanted of one worker of this node."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
@@ -464,8 +494,11 @@ class DesiredWorker(_message.Message):
     kill: _builtins.bool
     """With STOP: no grace."""
     traceparent: _builtins.str
+    """Of the scaling event, W3C; the node's spans are its children. Empty: none."""
     @_builtins.property
-    def launch(self) -> Global___EngineLaunch: ...
+    def launch(self) -> Global___EngineLaunch:
+        """Of RUN."""
+
     def __init__(
         self,
         *,
@@ -526,21 +559,33 @@ class EngineLaunch(_message.Message):
     STOP_GRACE_S_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
+    """An engine's name as in PoolSpec. An unknown one is refused: FAILED with LAUNCH_REFUSED."""
     model: _builtins.str
     served_model_name: _builtins.str
     tensor_parallel_size: _builtins.int
+    """GPUs; 0 reads as 1."""
     interpreter: _builtins.str
+    """Empty: the node's default for the engine."""
     max_in_flight: _builtins.int
-    """0: the engine's running limit."""
+    """Requests. 0: the engine's running limit."""
     start_timeout_s: _builtins.float
+    """From the spawn to READY. 0: 900."""
     stop_grace_s: _builtins.float
+    """SIGTERM to SIGKILL. 0: 30."""
     weight_version: _builtins.str
+    """Empty: the pool has none."""
     @_builtins.property
-    def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Exactly tensor_parallel_size of the node's ids; none on a node without GPUs."""
+
     @_builtins.property
-    def engine_args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def engine_args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The agent refuses those that its node does not allow."""
+
     @_builtins.property
-    def engine_env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def engine_env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The same."""
+
     def __init__(
         self,
         *,

@@ -64,8 +64,11 @@ class ApplyPoolResponse(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
+    """There was none of that name."""
     @_builtins.property
-    def pool(self) -> _types_pb2.Pool: ...
+    def pool(self) -> _types_pb2.Pool:
+        """With `validate_only`, as it would be."""
+
     def __init__(
         self,
         *,
@@ -165,6 +168,7 @@ class DeletePoolRequest(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     drain: _builtins.bool
+    """Drain and stop the workers that live."""
     def __init__(
         self,
         *,
@@ -203,7 +207,9 @@ class ScalePoolRequest(_message.Message):
     AUTOMATIC_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     workers: _builtins.int
+    """Within min_workers and max_workers. Give either this or `automatic`."""
     automatic: _builtins.bool
+    """The policy decides again."""
     def __init__(
         self,
         *,
@@ -425,7 +431,7 @@ class DrainWorkerRequest(_message.Message):
     reason: _builtins.str
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """Default: the pool's."""
+        """0 s to 24 h, until the pool's drain action. Absent: the pool's."""
 
     def __init__(
         self,
@@ -757,6 +763,7 @@ class ListEventsRequest(_message.Message):
     limit: _builtins.int
     """The newest so many, oldest first; 0: 1000, at most 10000."""
     after_event_id: _builtins.int
+    """Only later ones. 0: all that are kept."""
     def __init__(
         self,
         *,
@@ -799,7 +806,9 @@ class WatchEventsRequest(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     AFTER_EVENT_ID_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
+    """Empty: all."""
     after_event_id: _builtins.int
+    """Absent: from now on."""
     def __init__(
         self,
         *,
@@ -1044,8 +1053,11 @@ class RouterStatus(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     acked_revision: _builtins.int
+    """0: none of this store."""
     report_age_s: _builtins.float
+    """Since it was last heard."""
     waiting: _builtins.int
+    """Requests that it holds, of all pools, in its last report."""
     def __init__(
         self,
         *,

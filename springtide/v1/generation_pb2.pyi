@@ -229,6 +229,8 @@ Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):
+    """A worker has admitted the request."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -240,11 +242,13 @@ class Started(_message.Message):
     request_id: _builtins.str
     worker_id: _builtins.str
     incarnation: _builtins.int
+    """Of the worker's engine."""
     attempts: _builtins.int
     """Workers tried, this one included."""
     waited_s: _builtins.float
     """In the router before a worker admitted it."""
     weight_version: _builtins.str
+    """Of the worker. Empty: the pool has none."""
     def __init__(
         self,
         *,
@@ -292,6 +296,8 @@ Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
+    """The whole answer has come."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FINISH_REASON_FIELD_NUMBER: _builtins.int
@@ -300,7 +306,9 @@ class Finished(_message.Message):
     finish_reason: _builtins.str
     """stop, length, ... as the engine says."""
     prompt_tokens: _builtins.int
+    """Absent: the engine does not say."""
     completion_tokens: _builtins.int
+    """The same."""
     def __init__(
         self,
         *,
@@ -360,6 +368,8 @@ Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
+    """A model that can be asked for by `name` or by `pool`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

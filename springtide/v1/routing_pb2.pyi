@@ -87,7 +87,7 @@ Global___RouterHello: _TypeAlias = RouterHello  # noqa: Y015
 
 @_typing.final
 class RouterAck(_message.Message):
-    """The router's table is at this revision: nothing newer than it is routed by an older one."""
+    """The router's table is at this revision: from now on it routes no request by an older one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -157,12 +157,15 @@ class PoolDemand(_message.Message):
     rejected: _builtins.int
     """Requests refused for lack of a worker within one Retry-After: each still counts as demand."""
     oldest_wait_s: _builtins.float
+    """Of those held now; 0: none is."""
     requests_total: _builtins.int
+    """Taken since the router started."""
     failed_total: _builtins.int
-    """Requests that ended in an error that is not the client's."""
+    """Of these, ended in an error that is not the client's."""
     ttft_p50_s: _builtins.float
-    """Over the last report interval."""
+    """Time to first token over the last report interval. Absent: there was none."""
     ttft_p99_s: _builtins.float
+    """The same."""
     def __init__(
         self,
         *,
@@ -204,8 +207,11 @@ class WorkerUse(_message.Message):
     worker_id: _builtins.str
     incarnation: _builtins.int
     in_flight: _builtins.int
+    """This router's requests there now."""
     failures_total: _builtins.int
+    """Of this incarnation, as this router saw them."""
     requests_total: _builtins.int
+    """The same, all of them."""
     def __init__(
         self,
         *,
@@ -355,6 +361,8 @@ Global___RoutingLoads: _TypeAlias = RoutingLoads  # noqa: Y015
 
 @_typing.final
 class WorkerLoad(_message.Message):
+    """What one worker's node said last."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
@@ -363,8 +371,11 @@ class WorkerLoad(_message.Message):
     KV_USE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
+    """A load of another incarnation than the table's is to be ignored."""
     in_flight: _builtins.int
+    """Requests, of all routers. Absent: unknown, e.g. the node is silent."""
     kv_use: _builtins.float
+    """0..1. Absent: unknown."""
     def __init__(
         self,
         *,
@@ -390,6 +401,8 @@ Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
 
 @_typing.final
 class RoutedPool(_message.Message):
+    """What a router needs to know of a pool."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -404,8 +417,11 @@ class RoutedPool(_message.Message):
     START_UP_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     served_model_name: _builtins.str
+    """The `model` of OpenAI requests."""
     max_waiting: _builtins.int
+    """Requests that this router may hold."""
     waiting_timeout_s: _builtins.float
+    """Longest wait."""
     starting: _builtins.int
     """Coming workers: a reason to wait rather than refuse."""
     max_workers: _builtins.int
@@ -444,6 +460,8 @@ Global___RoutedPool: _TypeAlias = RoutedPool  # noqa: Y015
 
 @_typing.final
 class RoutedWorker(_message.Message):
+    """A worker that requests may go to."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -482,8 +500,9 @@ class RoutedWorker(_message.Message):
     endpoint: _builtins.str
     """host:port of the shim."""
     max_in_flight: _builtins.int
+    """Requests that its shim admits at a time, of all routers. 0: not known."""
     ramp_s: _builtins.float
-    """Slow start; counted from when the router first sees the incarnation."""
+    """Slow start, 0: none; counted from when the router first sees the incarnation."""
     traceparent: _builtins.str
     """Of its scaling event: parent of the first routed token's span."""
     weight_version: _builtins.str
