@@ -19,6 +19,7 @@ class Supply:
     most: int | None = None  # workers of this pool that fit there, those that are there included; None: no bound
     online: bool = True
     in_flight: int | None = None
+    weight: float = 1.0  # capacity of one worker there, in standard workers
 
     @property
     def present(self) -> int:

@@ -12,6 +12,7 @@ from springtide.model.worker import Worker
 
 PROVISIONER_LABEL = "provisioner"
 DEFAULT_PROVISIONER = "static"
+WEIGHT_LABEL = "capacity_weight"
 _OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
@@ -23,7 +24,16 @@ def provisioner_of(node: Node) -> str:
 def offers_of(node: Node) -> frozenset[str]:
     """The capability keys of a node: its labels, its resources (whatever the amount), and gpu. Only names count."""
     gpu = {"gpu"} if node.observed.gpus else set()
-    return frozenset({*node.observed.labels, *node.observed.resources, *gpu} - {PROVISIONER_LABEL})
+    return frozenset({*node.observed.labels, *node.observed.resources, *gpu} - {PROVISIONER_LABEL, WEIGHT_LABEL})
+
+
+def weight_of(node: Node) -> float:
+    """What a worker there holds, in standard workers: its label `capacity_weight`; what is no number > 0 reads as 1."""
+    try:
+        weight = float(node.observed.labels.get(WEIGHT_LABEL, "1"))
+    except ValueError:
+        return 1.0
+    return weight if 0 < weight < 1e6 else 1.0
 
 
 def keys(text: str) -> frozenset[str]:
@@ -32,20 +42,20 @@ def keys(text: str) -> frozenset[str]:
 
 
 def supplies_of(draft: Draft, pool: Pool) -> tuple[Supply, ...]:
-    """One per provisioner and set of offered keys, in that order; nodes that the pool's placement rules out are none of
-    its supplies."""
-    nodes: dict[tuple[str, frozenset[str]], list[Node]] = {}
+    """One per provisioner, set of offered keys and weight, in that order; nodes that the pool's placement rules out are
+    none of its supplies."""
+    nodes: dict[tuple[str, frozenset[str], float], list[Node]] = {}
     for node_id in sorted(draft.nodes):
         node = draft.nodes[node_id]
         labels = node.observed.labels
         if all(labels.get(key) == value for key, value in pool.spec.placement.items()):
-            nodes.setdefault((provisioner_of(node), offers_of(node)), []).append(node)
+            nodes.setdefault((provisioner_of(node), offers_of(node), weight_of(node)), []).append(node)
     if not nodes:
         return ()
     held: dict[str, list[Worker]] = {}
     for worker in draft.workers.values():
         held.setdefault(worker.intent.node_id, []).append(worker)
-    groups = sorted(nodes.items(), key=lambda item: (item[0][0], sorted(item[0][1])))
+    groups = sorted(nodes.items(), key=lambda item: (item[0][0], sorted(item[0][1]), item[0][2]))
     return tuple(_supply(draft, pool, *group, members, held) for group, members in groups)
 
 
@@ -54,6 +64,7 @@ def _supply(
     pool: Pool,
     provisioner: str,
     offers: frozenset[str],
+    weight: float,
     members: list[Node],
     held: dict[str, list[Worker]],
 ) -> Supply:
@@ -75,6 +86,7 @@ def _supply(
         most=room + len(active) + starting,
         online=any(node.state is NodeState.UP for node in members),
         in_flight=in_flight,
+        weight=weight,
     )
 
 

@@ -1,7 +1,7 @@
 """Reading a policy's settings: types, ranges and unknown keys, each error with field, value and remedy."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from springtide.errors import InvalidArgument
@@ -68,6 +68,22 @@ class Reader:
             return default
         if not isinstance(value, bool):
             raise self.bad(key, "it is neither true nor false", "Give true or false.")
+        return value
+
+    def choice(self, key: str, default: str, known: Sequence[str]) -> str:
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if value not in known:
+            raise self.bad(key, "it is none of the known words", f"Give one of {', '.join(known)}.")
+        return str(value)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.bad(key, "it is no text", "Give it in quotes.")
         return value
 
     def bad(self, key: str, problem: str, remedy: str) -> InvalidArgument:

@@ -1,0 +1,145 @@
+"""`capability`: each set of needed capability keys scales by itself, on the workers that offer all of its keys.
+
+A worker serves a set when it offers at least its keys; only names count. Sets are served the most specific first, each
+from the workers that offer least beyond it, and a worker counts for one set only, so that no request is counted twice.
+`declarative` asks for ceil(requests / upper) at once and keeps what is there while the ratio is not below `lower`.
+`step` moves one worker per set and decision: starts first, and nothing is stopped in a decision that starts.
+Where nobody tells requests apart, the whole load is one set that needs nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from controlplane.core.policies.basis import Basis, check_gap, known_load, setting
+from controlplane.core.policies.settings import Reader
+from controlplane.core.policies.vanilla import RULES
+from controlplane.core.policy import Demand, PolicyAnswer, PolicyInputs, Supply
+from controlplane.core.stages import Course, bounds, last_in_use, pending, signal_age
+
+
+def label(needs: frozenset[str]) -> str:
+    """A set of keys as one word: "gpu,high_memory"; "" for none."""
+    return ",".join(sorted(needs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability(Basis):
+    """Ratios are requests per capable worker."""
+
+    title: ClassVar[str] = "capability"
+
+    upper_task_ratio: float = setting(5.0, above=0)
+    lower_task_ratio: float = setting(0.5, at_least=0)
+    rule: str = setting("declarative", choices=RULES)
+
+    def check(self, reader: Reader) -> None:
+        check_gap(reader, "lower_task_ratio", self.lower_task_ratio, "upper_task_ratio", self.upper_task_ratio)
+
+    def decide(self, inputs: PolicyInputs) -> PolicyAnswer:
+        demands, supplies = demands_in(inputs), supplies_in(inputs)
+        if self.rule == "step":
+            change, message = self.step(demands, supplies)
+            parts: dict[str, int] = {}
+            wanted = inputs.present + change
+        else:
+            parts, unmet = self.desired(demands, supplies)
+            wanted = sum(parts.values())
+            said = [f"{{{name}}} {count}" for name, count in parts.items()] or ["no request"]
+            said += [f"{{{name}}} {count} that nobody offers" for name, count in unmet.items()]
+            message = ", ".join(said)
+        reason = "CAPABILITY_UNCHANGED"
+        if wanted != inputs.present:
+            reason = "LOAD_ABOVE_THRESHOLD" if wanted > inputs.present else "LOAD_BELOW_THRESHOLD"
+        course = Course(inputs, wanted, reason, message)
+        signal_age(course)
+        pending(course)
+        last_in_use(course)
+        bounds(course)
+        return course.answer(parts)
+
+    def desired(self, demands: Sequence[Demand], supplies: Sequence[Supply]) -> tuple[dict[str, int], dict[str, int]]:
+        """(workers wanted per set that can be served, per set that nobody offers). Sets without requests are left
+        out."""
+        left = [supply.present for supply in supplies]
+        wanted: dict[str, int] = {}
+        unmet: dict[str, int] = {}
+        served: list[tuple[Demand, list[int]]] = []
+        for demand in sorted(demands, key=lambda d: (-len(d.needs), label(d.needs))):
+            if demand.tasks <= 0:
+                continue
+            need = max(1, math.ceil(demand.tasks / self.upper_task_ratio))
+            capable = [i for i, supply in enumerate(supplies) if demand.needs <= supply.offers]
+            if supplies and not capable:
+                unmet[label(demand.needs)] = need
+                continue
+            wanted[label(demand.needs)] = need
+            there = sorted((i for i in capable if supplies[i].present), key=lambda i: (len(supplies[i].offers), i))
+            for index in there:
+                taken = min(left[index], need)
+                left[index] -= taken
+                need -= taken
+            served.append((demand, there))
+        for demand, there in served:
+            self._keep(demand, there, supplies, left, wanted)
+        return wanted, unmet
+
+    def _keep(
+        self, demand: Demand, there: list[int], supplies: Sequence[Supply], left: list[int], wanted: dict[str, int]
+    ) -> None:
+        """Workers closest to the set that no set needs stay while its ratio is not below the lower one."""
+        name = label(demand.needs)
+        closest = [i for i in there if len(supplies[i].offers) == len(supplies[there[0]].offers)]
+        spare = sum(left[i] for i in closest)
+        if spare and demand.tasks / (wanted[name] + spare) >= self.lower_task_ratio:
+            wanted[name] += spare
+            for index in closest:
+                left[index] = 0
+
+    def step(self, demands: Sequence[Demand], supplies: Sequence[Supply]) -> tuple[int, str]:
+        """(workers more or fewer, sentence): one start per set that lacks workers, else one stop per idle group."""
+        starts = [demand for demand in demands if demand.tasks > 0 and self._lacks(demand, supplies)]
+        if starts:
+            return len(starts), "starts one for " + ", ".join(f"{{{label(d.needs)}}}" for d in starts)
+        stops = [supply for supply in supplies if supply.active > 0 and self._idle(supply, demands, supplies)]
+        if stops:
+            return -len(stops), "stops one of " + ", ".join(f"{{{label(s.offers)}}}" for s in stops)
+        return 0, "every set has the workers it needs"
+
+    def _lacks(self, demand: Demand, supplies: Sequence[Supply]) -> bool:
+        capable = [supply for supply in supplies if demand.needs <= supply.offers]
+        if any(supply.starting for supply in capable):
+            return False
+        active = sum(supply.active for supply in capable)
+        return active == 0 or demand.tasks / active > self.upper_task_ratio
+
+    def _idle(self, supply: Supply, demands: Sequence[Demand], supplies: Sequence[Supply]) -> bool:
+        """Whether the group can spare one: neither the last able to serve what waits, nor to be started again."""
+        served = [demand for demand in demands if demand.needs <= supply.offers and demand.tasks > 0]
+        tasks = sum(demand.tasks for demand in served)
+        if tasks / supply.active >= self.lower_task_ratio:
+            return False
+        for demand in served:
+            rest = sum(other.active for other in supplies if demand.needs <= other.offers) - 1
+            if rest == 0 or demand.tasks / rest > self.upper_task_ratio:
+                return False
+        return True
+
+
+def demands_in(inputs: PolicyInputs) -> tuple[Demand, ...]:
+    """What is asked for, by need; one set that needs nothing where nobody tells."""
+    return inputs.demands or (Demand(frozenset(), known_load(inputs)),)
+
+
+def supplies_in(inputs: PolicyInputs) -> tuple[Supply, ...]:
+    """Who gives workers; without nodes that are known, those that are there offer nothing in particular."""
+    if inputs.supplies:
+        return inputs.supplies
+    return (Supply("", frozenset(), inputs.active, inputs.starting),) if inputs.present else ()
+
+
+def pending_of(desired: Mapping[str, int], connected: int, offers: frozenset[str]) -> int:
+    """Workers that were asked for and are not connected yet, of the sets that `offers` can serve; never below 0."""
+    asked = sum(count for name, count in desired.items() if frozenset(filter(None, name.split(","))) <= offers)
+    return max(0, asked - connected)
