@@ -13,6 +13,7 @@ import orjson
 
 from router.core.admission import Ticket
 from router.core.retry import Verdict
+from router.core.want import Want, read_want
 from router.generation import Progress, translate
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import FAULT_HEADER, Limits, OutcomeKind, UpstreamPool
@@ -84,14 +85,14 @@ class GenerationService(GenerationServiceServicer):
             raise InvalidArgument(field="pool", value="", problem="is missing", remedy=remedy)
         left_s = cast("float | None", context.time_remaining())  # None without a deadline, whatever the stubs say
         deadline = None if left_s is None else asyncio.get_running_loop().time() + left_s
-        ticket = self._dispatcher.open(request.pool, deadline)
+        request_id = request.request_id or uuid.uuid4().hex
+        ticket = self._dispatcher.open(request.pool, deadline, _want(request, context, request_id))
         try:
-            model = self._dispatcher.admission.fleet.pool_of(request.pool).served_model_name
+            model = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
             target, body = translate(request, model)
         except SpringtideError:
             self._dispatcher.closed(ticket, FRONT, OutcomeKind.OK)  # the client's fault
             raise
-        request_id = request.request_id or uuid.uuid4().hex
         fault: SpringtideError | None = None
         while True:
             await self._seat(ticket, fault)
@@ -228,6 +229,27 @@ class _Attempt:
             return NotFound(kind="model", name=self._ticket.pool)
         problem = f"the engine refused it: {answered}".rstrip(".")
         return InvalidArgument(field="request", value="", problem=problem, remedy="Correct the request.")
+
+
+def _want(request: pb.GenerateRequest, context: "Context", request_id: str) -> Want:
+    """The HTTP front's headers are metadata here; the session has a field of its own, too."""
+    headers: dict[bytes, bytes] = {}
+    for name, value in context.invocation_metadata() or ():
+        if name.startswith("x-"):
+            headers[name.encode()] = value if isinstance(value, bytes) else value.encode("latin-1", "replace")
+    if request.session_id:
+        headers[b"x-session-id"] = request.session_id.encode()[:256]
+    body: dict[str, object] = {}
+    kind = request.WhichOneof("input")
+    if kind == "token_ids":
+        body["prompt"] = list(request.token_ids.ids)
+    elif kind == "chat":
+        body["messages"] = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+    elif kind == "prompt":
+        body["prompt"] = request.prompt
+    if request.sampling.HasField("max_tokens"):
+        body["max_tokens"] = request.sampling.max_tokens
+    return read_want(headers, body, request.ByteSize(), request_id)
 
 
 def _clients_fault(failure: UpstreamFailure) -> bool:

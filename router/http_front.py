@@ -6,11 +6,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import parse_qs
 
 import orjson
 
 from router.core.admission import Ticket
 from router.core.retry import Verdict
+from router.core.want import read_want
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import (
     FAULT_HEADER,
@@ -64,11 +66,16 @@ class HttpFront:
             if request.method != "POST":
                 return _not_allowed(request, "POST")
             return self._generate(request)
-        local = {"/v1/models": self._models, "/health": self._health, "/healthz": self._alive}.get(path)
+        local = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/healthz": self._alive,
+            "/ready": self._ready,
+        }.get(path)
         if local is None and path.startswith("/v1/models/"):
             local = self._model
         if local is None:
-            routes = ", ".join(sorted((*TOKEN_ROUTES, "/v1/models", "/health", "/healthz")))
+            routes = ", ".join(sorted((*TOKEN_ROUTES, "/v1/models", "/health", "/healthz", "/ready")))
             message = f"There is no route {path}. Known: {routes}."
             return error_reply(404, message, "invalid_request_error", "route_not_found")
         if request.method not in ("GET", "HEAD"):
@@ -120,8 +127,10 @@ class HttpFront:
             model = models[0]
         if not isinstance(model, str):
             raise InvalidArgument(field="model", value=model, problem="is not a string", remedy="Name a model.")
-        ticket = self._dispatcher.open(model)
-        served = self._dispatcher.admission.fleet.pool_of(model).served_model_name
+        headers = {name: value for name, value in request.headers if name.startswith(b"x-")}
+        want = read_want(headers, body, len(request.body), request_id.decode("latin-1"))
+        ticket = self._dispatcher.open(model, want=want)
+        served = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
         return Call(ticket, request_id, body.get("stream") is True, changed)
 
@@ -184,6 +193,27 @@ class HttpFront:
     def _alive(self, request: Request) -> Reply:
         return _json(200, {"status": "ok"})
 
+    def _ready(self, request: Request) -> Reply:
+        """Whether requests should be sent here; with `?model=NAME` whether that model has a worker now."""
+        admission = self._dispatcher.admission
+        problem, after_s = "", 1.0
+        model = parse_qs(request.query).get("model", [""])[0]
+        try:
+            pool = admission.fleet.pool_of(model) if model else None
+        except NotFound as error:
+            return as_reply(error)
+        except SpringtideError:
+            pool = None
+        if self.stopping:
+            problem = "stopping"
+        elif not admission.fleet.known:
+            problem = "no routing table yet"
+        elif pool is not None and not admission.fleet.active(pool.name):
+            problem = "no worker is active"
+            after_s = admission.retry_after_s(pool.name, asyncio.get_running_loop().time())
+        headers = ((b"retry-after", b"%d" % after_s),) if problem else ()
+        return _json(503 if problem else 200, {"status": problem or "ready"}, headers)
+
     def _health(self, request: Request) -> Reply:
         admission = self._dispatcher.admission
         serving = admission.fleet.known and not self.stopping
@@ -193,8 +223,11 @@ class HttpFront:
             "controlplane": "connected" if self._connected() else "away",
             "revision": admission.fleet.table.revision,
             "models": {
-                pool.served_model_name: {"active": admission.fleet.active(name), "waiting": admission.waiting(name)}
-                for name, pool in admission.fleet.table.pools.items()
+                model: {
+                    "active": sum(admission.fleet.active(name) for name in pools),
+                    "waiting": sum(admission.waiting(name) for name in pools),
+                }
+                for model, pools in admission.fleet.pools_of_models().items()
             },
         }
         return _json(200 if serving else 503, shown, () if serving else ((b"retry-after", b"1"),))

@@ -1,14 +1,16 @@
 """The router's Prometheus metrics: counters where things happen, gauges read from the core when scraped."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core.admission import Admission
+from router.core.breaker import BreakerState
 
+_BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -18,7 +20,7 @@ M = TypeVar("M", Counter, Histogram)
 class Metrics:
     """One registry per router, so that several live in one process."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "springtide_router_requests",
@@ -55,7 +57,7 @@ class Metrics:
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
-        self.registry.register(_State(admission))
+        self.registry.register(_State(admission, clock))
         self._children: dict[tuple[object, ...], object] = {}
 
     def of(self, metric: M, *labels: str) -> M:
@@ -70,8 +72,9 @@ class Metrics:
 class _State(Collector):
     """Gauges. Read in the exporter's thread: every look works on a copy."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, clock: Callable[[], float]) -> None:
         self._admission = admission
+        self._clock = clock
 
     def collect(self) -> Iterable[Metric]:
         table = self._admission.fleet.table
@@ -85,6 +88,20 @@ class _State(Collector):
         )
         for seat in list(self._admission.fleet.all()):
             in_flight.add_metric([seat.worker.pool, seat.worker.worker_id], seat.own)
+        state = GaugeMetricFamily(
+            "springtide_router_breaker_state",
+            "A worker's breaker: 0 closed, 1 half open (one request probes), 2 open.",
+            labels=["pool", "worker"],
+        )
+        now = self._clock()
+        for seat in list(self._admission.fleet.all()):
+            labels = [seat.worker.pool, seat.worker.worker_id]
+            state.add_metric(labels, _BREAKER[seat.breaker.state(now)])
+        trips = CounterMetricFamily(
+            "springtide_router_breaker_trips", "Times that a worker's breaker opened, by pool.", labels=["pool"]
+        )
+        for name in list(table.pools):
+            trips.add_metric([name], self._admission.trips(name))
         revision = GaugeMetricFamily("springtide_router_table_revision", "Revision of the routing table.")
         revision.add_metric([], table.revision)
-        return [waiting, workers, in_flight, revision]
+        return [waiting, workers, in_flight, state, trips, revision]

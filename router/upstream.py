@@ -1,6 +1,7 @@
 """Between the fronts and the core: tickets with callbacks, timers for the queues, and what an ended attempt means."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +9,11 @@ from functools import lru_cache
 
 from router.config import Timeouts
 from router.core.admission import Admission, Granted, Ticket
+from router.core.board import ONE_PROCESS, Board
 from router.core.retry import Ruling, Verdict, rule
 from router.core.seat import Seat
 from router.core.table import Change
+from router.core.want import NOTHING, Want
 from router.metrics import Metrics
 from springtide import telemetry
 from springtide.dataplane import INCARNATION_HEADER, REQUEST_ID_HEADER, OutcomeKind, Route, TcpAddress, UpstreamPool
@@ -44,9 +47,9 @@ def _address(endpoint: str) -> TcpAddress:
 class Dispatcher:
     """Gives tickets their workers. Lives on one event loop; its clock is the loop's."""
 
-    def __init__(self, timeouts: Timeouts, max_attempts: int) -> None:
-        self.admission = Admission()
-        self.metrics = Metrics(self.admission)
+    def __init__(self, timeouts: Timeouts, max_attempts: int, board: Board = ONE_PROCESS) -> None:
+        self.admission = Admission(random.Random(), board)
+        self.metrics = Metrics(self.admission, asyncio.get_running_loop().time)
         self.on_demand: Callable[[], None] = lambda: None
         """Called when a pool's first request waits or is rejected."""
         self.pools: list[UpstreamPool] = []
@@ -90,9 +93,9 @@ class Dispatcher:
 
     # ------------------------------------------------------------ tickets
 
-    def open(self, model: str, deadline: float | None = None) -> Ticket:
+    def open(self, model: str, deadline: float | None = None, want: Want = NOTHING) -> Ticket:
         """A ticket. Raises NotFound that names the known models, Unavailable before the first table."""
-        return self.admission.open(model, self._loop.time(), deadline)
+        return self.admission.open(model, self._loop.time(), deadline, want)
 
     def place(self, ticket: Ticket, grant: Grant, deny: Deny) -> bool:
         """True: `ticket.seat` is set. False: `grant` or `deny` will be called, not before this returns.
@@ -131,6 +134,8 @@ class Dispatcher:
         pool, demand = ticket.pool, self.admission.demand(ticket.pool)
         self.admission.settle(ticket, ruling, end.refusal, self._loop.time())
         if end.events:
+            if end.kind is OutcomeKind.OK:
+                self.admission.answered(ticket, end.events)
             self.metrics.of(self.metrics.tokens, pool).inc(end.events)
         if end.first_byte_at is not None and end.events and end.response_started:
             ttft_s = max(0.0, end.first_byte_at - ticket.arrived_at)
@@ -170,8 +175,21 @@ class Dispatcher:
             total_timeout_s=None if stream else timeouts.total_timeout_s,
             key=seat,
             body=body,
-            on_first_byte=None if seat.spanned else self._span(seat, self._loop.time()),
+            on_first_byte=self._first_byte(ticket, seat),
         )
+
+    def _first_byte(self, ticket: Ticket, seat: Seat) -> Callable[[float], None] | None:
+        span = None if seat.spanned else self._span(seat, self._loop.time())
+        if not (ticket.probe or ticket.prefill):
+            return span
+
+        def first_byte(at: float) -> None:
+            if self.admission.first_byte(ticket, seat) and self.admission.waiting(ticket.pool):
+                self._wake(ticket.pool, self._loop.time())
+            if span is not None:
+                span(at)
+
+        return first_byte
 
     def _span(self, seat: Seat, started_at: float) -> Callable[[float], None]:
         def first_token(at: float) -> None:

@@ -7,7 +7,7 @@ SpringtideError
 ├── FailedPrecondition    what state forbids it           FAILED_PRECONDITION 409
 ├── Conflict              another writer was first        ABORTED             409
 ├── Unavailable           nobody can serve it now; retry  UNAVAILABLE         503
-├── Exhausted             a bound is reached; retry       RESOURCE_EXHAUSTED  503 (429 for a client's own quota)
+├── Exhausted             a bound is reached; retry       RESOURCE_EXHAUSTED  429
 ├── Unimplemented         names the missing flag          UNIMPLEMENTED       501
 ├── Unauthenticated       no token, or a wrong one        UNAUTHENTICATED     401
 └── Internal              a fault of ours                 INTERNAL            500
@@ -141,8 +141,8 @@ class Exhausted(SpringtideError):
     """A bound is reached; the same call may succeed after `retry_after_s`."""
 
     grpc_code = "RESOURCE_EXHAUSTED"
-    http_status = 503
-    openai_type = "service_unavailable_error"
+    http_status = 429
+    openai_type = "rate_limit_error"
     default_reason = "RESOURCE_EXHAUSTED"
 
 

@@ -5,15 +5,21 @@ denied by a later `pump` of its pool, which is due after every change and at the
 """
 
 from bisect import insort
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import count
 
-from router.core.demand import Demand, retry_after_s
+from router.core.board import ONE_PROCESS, Board
+from router.core.demand import Demand
 from router.core.fleet import Fleet
-from router.core.pick import pick
+from router.core.pick import meets, pick
+from router.core.policies import make_policy
+from router.core.policies.policy import Policy, Rng
 from router.core.retry import Blame, Ruling, Verdict
 from router.core.seat import Seat
+from router.core.ticket import Denied, Granted, Ticket
+from router.core.want import NO_NEEDS, NOTHING, Needs, Want
 from springtide.errors import Exhausted, NotFound, SpringtideError, Unavailable
+from springtide.model.pool import RoutingSpec
 from springtide.model.routing import (
     PoolReport,
     RoutedPool,
@@ -23,53 +29,22 @@ from springtide.model.routing import (
 
 DOUBT_S = 5.0
 """After a fault: how long the failed incarnation is left alone by the request, for the table to say whether it died."""
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request. `number` is its place in line. `seat` is set while a worker has it."""
-
-    pool: str
-    number: int
-    arrived_at: float
-    deadline: float | None = None
-    """The client's own; None: only the pool's waiting time-out."""
-    attempts: int = 0
-    excluded: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Incarnations that failed it, and until when they are not tried again by it."""
-    seat: Seat | None = None
-    waiting_since: float | None = None
-    waited_s: float = 0.0
-    hopeless_at: float | None = None
-    """With a doubtful fault and no other worker: when to give up if the failed incarnation is still there."""
-
-    def __lt__(self, other: "Ticket") -> bool:
-        return self.number < other.number
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A held ticket has a worker (`ticket.seat`)."""
-
-    ticket: Ticket
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """A held ticket is refused. `error` None: pass on the fault that it had."""
-
-    ticket: Ticket
-    error: SpringtideError | None
-
-
+_LOOK_AGAIN_S = 0.01
+"""How soon a full worker is looked at again that the router's other processes may have left."""
+_LEARNING = 0.1
+"""Weight of one more answer in the expected length of the next."""
 Verdicts = list[Granted | Denied]
+__all__ = ["DOUBT_S", "Admission", "Denied", "Granted", "Ticket"]
 
 
 class Admission:
     """See the module."""
 
-    def __init__(self) -> None:
-        self.fleet = Fleet()
+    def __init__(self, rng: Rng, board: Board = ONE_PROCESS) -> None:
+        self.fleet = Fleet(board)
+        self._rng = rng
+        self._policies: dict[str, tuple[RoutingSpec, Policy]] = {}
+        self._shed: dict[str, list[Granted | Denied]] = {}
         self._numbers = count(1)
         self._queues: dict[str, list[Ticket]] = {}
         self._due_at: dict[str, float] = {}
@@ -77,28 +52,44 @@ class Admission:
 
     # ------------------------------------------------------------ tickets
 
-    def open(self, model: str, now: float, deadline: float | None = None) -> Ticket:
+    def open(self, model: str, now: float, deadline: float | None = None, want: Want = NOTHING) -> Ticket:
         """A ticket for a new request. Raises NotFound, Unavailable."""
-        pool = self.fleet.pool_of(model)
+        pool = self.fleet.pool_of(model, want.role)
         self.demand(pool.name).requests_total += 1
-        return Ticket(pool.name, next(self._numbers), now, deadline)
+        if want.deadline_s is not None:
+            deadline = min(deadline or float("inf"), now + want.deadline_s)
+        return Ticket(pool.name, next(self._numbers), now, deadline, want)
 
     def admit(self, ticket: Ticket, now: float) -> bool:
-        """True: it has a seat. False: it is held. Raises Unavailable or Exhausted with `retry_after_s`."""
+        """True: it has a seat. False: it is held. Raises Unavailable or Exhausted with `retry_after_s`.
+
+        A full queue makes room for a higher priority: its last one is denied by the next `pump`.
+        """
         queue = self._queues.setdefault(ticket.pool, [])
         pool = self.fleet.table.pools.get(ticket.pool)
         if pool is None:
             raise self._gone(ticket)
+        self.demand(pool.name).looked(self.fleet.active(pool.name), bool(queue), now)
         # Nobody passes those that wait, unless it is older than they are (a retried one).
         if (not queue or ticket < queue[0]) and self._seat(ticket, now):
             return True
         if not self.fleet.active(ticket.pool) and pool.max_workers == 0 and pool.starting == 0:
             raise self._reject(ticket, now, "POOL_AT_ZERO", f"Pool {pool.name} may have no worker (max_workers = 0).")
-        if len(queue) >= max(1, pool.max_waiting):
-            message = f"{len(queue)} requests wait for pool {pool.name} already, as many as are held."
-            raise self._reject(ticket, now, "QUEUE_FULL", message, full=True)
+        if ticket.want.needs.labels and pool.starting == 0:
+            check_labels(ticket, self.fleet.of(ticket.pool))
+        cell = self.fleet.waiting_cell(pool.name)
+        if len(queue) + cell.siblings() >= max(1, pool.max_waiting):
+            message = f"{pool.max_waiting} requests wait for pool {pool.name} already, as many as are held."
+            last = queue[-1] if queue else ticket
+            if last.want.priority >= ticket.want.priority:
+                raise self._reject(ticket, now, "QUEUE_FULL", message, full=True)
+            denied = Denied(last, self._reject(last, now, "QUEUE_FULL", message, full=True))
+            self._shed.setdefault(pool.name, []).append(denied)
+            last.waiting_since = None
+            queue.pop()
         ticket.waiting_since = now
         insort(queue, ticket)
+        cell.put(len(queue))
         due_at = self._due(ticket, pool, now)
         self._due_at[ticket.pool] = min(due_at, self._due_at.get(ticket.pool) or due_at)
         return False
@@ -110,12 +101,19 @@ class Admission:
             return
         ticket.seat = None
         seat.leave(now)
+        seat.own_tokens -= ticket.tokens
+        seat.own_prefill -= ticket.prefill
+        ticket.tokens = ticket.prefill = 0
+        if ticket.probe:
+            ticket.probe = False
+            seat.breaker.probe_over()
         if seat.own == 0:
             self.fleet.emptied(seat)
         if ruling.blame is Blame.SUCCESS:
             seat.succeeded()
         elif ruling.blame is Blame.FAILURE:
-            seat.failed(now, ruling.doubtful)
+            if seat.failed(now, ruling.doubtful):
+                self.demand(ticket.pool).trips_total += 1
         elif ruling.blame is Blame.REFUSAL:
             seat.refused(refusal, now)
             ticket.attempts -= 1
@@ -124,19 +122,54 @@ class Admission:
             ticket.hopeless_at = now + DOUBT_S if ruling.doubtful else None
             self.demand(ticket.pool).retries_total += 1
 
+    def first_byte(self, ticket: Ticket, seat: Seat) -> bool:
+        """The first token of the attempt there came. True: a worker that had broken is open to everybody again."""
+        if ticket.seat is not seat:
+            return False
+        seat.own_prefill -= ticket.prefill
+        ticket.prefill = 0
+        if not ticket.probe:
+            return False
+        ticket.probe = False
+        seat.succeeded()
+        return True
+
+    def answered(self, ticket: Ticket, tokens: int) -> None:
+        """An answer of so many tokens ended well: what the pool's next ones may be expected to have."""
+        policy = self.policy(ticket.pool)
+        seen = policy.expected_output_tokens
+        policy.expected_output_tokens = tokens if seen is None else seen + _LEARNING * (tokens - seen)
+
     def cancel(self, ticket: Ticket) -> None:
         """The client of a held ticket left."""
         queue = self._queues.get(ticket.pool)
         if queue is not None and ticket in queue:
             queue.remove(ticket)
+            self.fleet.waiting_cell(ticket.pool).put(len(queue))
+        shed = self._shed.get(ticket.pool)
+        if shed:
+            shed[:] = [denied for denied in shed if denied.ticket is not ticket]
         ticket.waiting_since = None
+
+    def policy(self, pool: str) -> Policy:
+        """The pool's routing policy; a new one when what the pool says has changed."""
+        routed = self.fleet.table.pools.get(pool)
+        spec = routed.routing if routed is not None else RoutingSpec()
+        known = self._policies.get(pool)
+        if known is None or known[0] != spec:
+            known = self._policies[pool] = (spec, make_policy(spec))
+        return known[1]
 
     def _seat(self, ticket: Ticket, now: float) -> bool:
         excluded = [key for key, until in ticket.excluded.items() if until > now]
-        seat = pick(self.fleet.of(ticket.pool), excluded, now)
+        policy = self.policy(ticket.pool)
+        seat = pick(policy, self.fleet.of(ticket.pool), excluded, now, self._rng, ticket.want)
         if seat is None:
             return False
-        seat.enter(now)
+        ticket.probe = seat.enter(now)
+        ticket.tokens, ticket.prefill = policy.cost(ticket.want)
+        seat.own_tokens += ticket.tokens
+        seat.own_prefill += ticket.prefill
         ticket.seat = seat
         ticket.attempts += 1
         ticket.hopeless_at = None
@@ -151,31 +184,44 @@ class Admission:
     def pump(self, pool_name: str, now: float) -> tuple[Verdicts, float | None]:
         """Grants and denies what can be now; and when to look again if nothing else happens (None: never)."""
         queue = self._queues.get(pool_name)
+        verdicts: Verdicts = self._shed.pop(pool_name, [])
         if not queue:
             self._queues.pop(pool_name, None)
             self._due_at.pop(pool_name, None)
-            return [], None
-        self._watch_start(self.demand(pool_name), pool_name, now)
-        verdicts: Verdicts = []
+            return verdicts, None
+        self.demand(pool_name).looked(self.fleet.active(pool_name), True, now)
         if now >= self._due_at.get(pool_name, 0.0) or pool_name not in self.fleet.table.pools:
             verdicts += self._expire(pool_name, queue, now)
-        at = 0
-        while at < len(queue):
-            ticket = queue[at]
-            if self._seat(ticket, now):
-                del queue[at]
-                verdicts.append(Granted(ticket))
-            elif ticket.excluded:
-                at += 1  # another one behind it may take what this one avoids
-            else:
-                break
+        verdicts += self._dispatch(queue, now)
+        self.fleet.waiting_cell(pool_name).put(len(queue))
         if not queue:
             return verdicts, None
         wake_at = self._due_at[pool_name]
         for seat in self.fleet.of(pool_name):
-            if seat.blocked_until > now:
-                wake_at = min(wake_at, seat.blocked_until)
+            if seat.free_at() > now:
+                wake_at = min(wake_at, seat.free_at())
+            elif seat.cell.siblings():
+                wake_at = min(wake_at, now + _LOOK_AGAIN_S)
         return verdicts, wake_at
+
+    def _dispatch(self, queue: list[Ticket], now: float) -> Verdicts:
+        """In order; who finds nothing that suits it does not hold up those behind it."""
+        granted: Verdicts = []
+        in_vain: set[Needs] = set()
+        at = 0
+        while at < len(queue):
+            ticket = queue[at]
+            if ticket.want.needs not in in_vain and self._seat(ticket, now):
+                del queue[at]
+                granted.append(Granted(ticket))
+            elif ticket.excluded:
+                at += 1  # another one behind it may take what this one avoids
+            elif ticket.want.needs is not NO_NEEDS:
+                at += 1
+                in_vain.add(ticket.want.needs)
+            else:
+                break
+        return granted
 
     def _expire(self, pool_name: str, queue: list[Ticket], now: float) -> Verdicts:
         """Takes out what waited too long, and computes when the next look is due."""
@@ -212,20 +258,16 @@ class Admission:
         times = [_patience_ends(ticket, pool), ticket.deadline, ticket.hopeless_at, *ticket.excluded.values()]
         return min((t for t in times if t is not None and t > now), default=now + 0.05)
 
-    def _watch_start(self, demand: Demand, pool_name: str, now: float) -> None:
-        """Measures how long a pool without workers takes to get one."""
-        if not self.fleet.active(pool_name):
-            if demand.starved_since is None:
-                demand.starved_since = now
-        elif demand.starved_since is not None:
-            demand.start_took_s = now - demand.starved_since
-            demand.starved_since = None
+    def retry_after_s(self, pool_name: str, now: float) -> float:
+        """When a request for the pool may come back, whole seconds."""
+        pool = self.fleet.table.pools.get(pool_name)
+        start_up_s = pool.start_up_s if pool is not None else None
+        serves = self.fleet.active(pool_name) > 0
+        return self.demand(pool_name).retry_after_s(self.waiting(pool_name), start_up_s, serves, now)
 
     def _reject(self, ticket: Ticket, now: float, reason: str, message: str, full: bool = False) -> SpringtideError:
-        demand = self.demand(ticket.pool)
-        waiting = len(self._queues.get(ticket.pool, ()))
-        after_s = retry_after_s(waiting, demand.rate.per_second(now), demand.start_took_s)
-        demand.rejected(now, after_s)
+        after_s = self.retry_after_s(ticket.pool, now)
+        self.demand(ticket.pool).rejected(now, after_s)
         kind = Exhausted if full else Unavailable
         return kind(message, reason=reason, remedy=f"Try again in {after_s:g} s.", retry_after_s=after_s)
 
@@ -241,6 +283,11 @@ class Admission:
             found = self._demand[pool] = Demand()
         return found
 
+    def trips(self, pool: str) -> int:
+        """Times that a breaker of the pool's workers opened. Makes nothing: it is read from another thread."""
+        demand = self._demand.get(pool)
+        return demand.trips_total if demand is not None else 0
+
     def waiting(self, pool: str) -> int:
         """Requests held for a pool."""
         return len(self._queues.get(pool, ()))
@@ -253,6 +300,8 @@ class Admission:
         """What the control plane is told. Takes the first-token samples of the interval."""
         for name in [n for n in self._demand if n not in self.fleet.table.pools and not self._queues.get(n)]:
             del self._demand[name]
+        for name in [n for n in self._policies if n not in self.fleet.table.pools]:
+            del self._policies[name]
         pools = []
         for name in self.fleet.table.pools:
             demand = self.demand(name)
@@ -280,3 +329,20 @@ def _patience_ends(ticket: Ticket, pool: RoutedPool | None) -> float:
     timeout_s = pool.waiting_timeout_s if pool is not None and pool.waiting_timeout_s > 0 else 300.0
     since = ticket.waiting_since if ticket.waiting_since is not None else ticket.arrived_at
     return since + timeout_s - ticket.waited_s
+
+
+def check_labels(ticket: Ticket, seats: Sequence[Seat]) -> None:
+    """Raises Unavailable where workers serve and none of them has the labels that are asked for."""
+    wanted = Needs(ticket.want.needs.labels)
+    if not seats or any(meets(seat.worker, wanted) for seat in seats):
+        return
+    asked = ", ".join(f"{key}={value}" for key, value in wanted.labels)
+    known = sorted({f"{key}={value}" for seat in seats for key, value in seat.worker.labels.items()})
+    raise Unavailable(
+        f"No worker of pool {ticket.pool} has the labels {asked}.",
+        reason="NO_WORKER_HAS_LABELS",
+        field="x-require-labels",
+        value=asked,
+        remedy=f"Known: {', '.join(known[:20]) or 'none'}.",
+        retry_after_s=5.0,
+    )

@@ -30,16 +30,18 @@ class DispatchRate:
             self.at = now
 
 
-def retry_after_s(waiting: int, rate_per_s: float, wait_for_start_s: float | None) -> float:
-    """When to come back: the time in which what waits would be dispatched at the measured rate.
+def retry_after_s(waiting: int, rate_per_s: float, start_up_s: float | None, starved_s: float = 0.0) -> float:
+    """When to come back: the time in which what waits would be dispatched at the measured rate, 1 to 60 s.
 
-    Without a rate (nothing serves): what a start took when last seen, else 5 s. Between 1 and 60 s.
+    Without a rate (nothing serves): what is left of a start, by how long the pool's starts take and how long it has
+    been without a worker; for one that is overdue, a quarter of a start more. 1 to 600 s; 5 s where none was measured.
     """
     if rate_per_s > 1e-3:
-        wanted = (waiting + 1) / rate_per_s
-    else:
-        wanted = wait_for_start_s if wait_for_start_s is not None else 5.0
-    return min(60.0, max(1.0, math.ceil(wanted)))
+        return min(60.0, max(1.0, math.ceil((waiting + 1) / rate_per_s)))
+    if start_up_s is None:
+        return 5.0
+    left_s = start_up_s - starved_s
+    return min(600.0, max(1.0, math.ceil(left_s if left_s > 0 else start_up_s / 4)))
 
 
 @dataclass(slots=True)
@@ -49,12 +51,31 @@ class Demand:
     requests_total: int = 0
     failed_total: int = 0
     retries_total: int = 0
+    trips_total: int = 0
+    """Times that a worker's breaker opened."""
     rate: DispatchRate = field(default_factory=DispatchRate)
     starved_since: float | None = None
     start_took_s: float | None = None
     """How long the pool was last without a routable worker while requests waited."""
     _rejected_until: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_REJECTIONS))
     _ttft_s: list[float] = field(default_factory=list)
+
+    def looked(self, active: int, held: bool, now: float) -> None:
+        """Measures how long a pool that is asked for takes to get a worker. `held`: requests wait for it already."""
+        if active:
+            if self.starved_since is not None and held:
+                self.start_took_s = now - self.starved_since
+            self.starved_since = None
+        elif self.starved_since is None or not (held or self.rejected_now(now)):
+            self.starved_since = now
+
+    def retry_after_s(self, waiting: int, start_up_s: float | None, serves: bool, now: float) -> float:
+        """When a refused request may come back. `start_up_s`: as the control plane measured it, else as seen here."""
+        measured = self.start_took_s if start_up_s is None else start_up_s
+        # What a pool did while it had workers says nothing about when it will have one.
+        rate = self.rate.per_second(now) if serves else 0.0
+        starved_s = 0.0 if self.starved_since is None else now - self.starved_since
+        return retry_after_s(waiting, rate, measured, starved_s)
 
     def rejected(self, now: float, counts_for_s: float) -> None:
         """A request was refused for lack of a worker; it counts as demand until it may come back."""

@@ -2,22 +2,27 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from router.core.board import ALONE, ONE_PROCESS, Board, Cell, pool_key
+from router.core.policies.role import pool_for
 from router.core.seat import Seat
 from router.core.table import Change, apply_delta, apply_snapshot
 from springtide.errors import NotFound, Unavailable
+from springtide.model.enums import Role
 from springtide.model.routing import RoutedPool, RoutingDelta, RoutingTable, WorkerLoad
 
 
 class Fleet:
     """`table` is the last known good one; `known` is True once any has arrived."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: Board = ONE_PROCESS) -> None:
+        self._board = board
+        self._waiting_cells: dict[str, Cell] = {}
         self.table = RoutingTable()
         self.known = False
         self._seats: dict[str, Seat] = {}
         self._leaving: set[Seat] = set()
         self._by_pool: dict[str, list[Seat]] = {}
-        self._by_model: dict[str, str] = {}
+        self._by_model: dict[str, dict[Role, str]] = {}
 
     def snapshot(self, table: RoutingTable, now: float) -> Change:
         """Takes a snapshot."""
@@ -39,7 +44,7 @@ class Fleet:
         for load in loads:
             seat = self._seats.get(load.worker_id)
             if seat is not None and seat.worker.incarnation == load.incarnation and load.in_flight is not None:
-                seat.reported(load.in_flight, now)
+                seat.reported(load.in_flight, now, load.kv_use)
 
     def _reseat(self, now: float, renewed: Iterable[str]) -> None:
         """Seats for the table's workers; a known incarnation keeps its own. `renewed`: said anew, so tombstones go."""
@@ -51,14 +56,29 @@ class Fleet:
             if seat is None or seat.id != (worker.worker_id, worker.incarnation):
                 seat = self._returned(worker.worker_id, worker.incarnation) or Seat(worker, now)
             seat.worker = worker
-            if worker.worker_id in renewed and not seat.failures_in_row:
+            if worker.worker_id in renewed:
                 seat.blocked_until = 0.0
             self._seats[worker.worker_id] = seat
             self._by_pool.setdefault(worker.pool, []).append(seat)
         kept = set(self._seats.values())
         self._leaving = {seat for seat in (*old.values(), *self._leaving) if seat not in kept and seat.own > 0}
-        self._by_model = {pool.served_model_name: name for name, pool in self.table.pools.items()}
-        self._by_model.update((name, name) for name in self.table.pools if name not in self._by_model)
+        self._share()
+        self._by_model = {}
+        for name, pool in self.table.pools.items():
+            self._by_model.setdefault(pool.served_model_name, {})[pool.role] = name
+
+    def _share(self) -> None:
+        """A cell of the processes' common view for each seat and each pool."""
+        seats = list(self.all())
+        cells = self._board.cells([seat.id for seat in seats] + [pool_key(name) for name in self.table.pools])
+        for seat in seats:
+            seat.cell = cells.get(seat.id, ALONE)
+            seat.cell.put(seat.own)
+        self._waiting_cells = {name: cells.get(pool_key(name), ALONE) for name in self.table.pools}
+
+    def waiting_cell(self, pool: str) -> Cell:
+        """Where it is told how many requests wait for a pool."""
+        return self._waiting_cells.get(pool, ALONE)
 
     def _returned(self, worker_id: str, incarnation: int) -> Seat | None:
         """A drain that was cancelled brings the same incarnation back."""
@@ -68,9 +88,16 @@ class Fleet:
                 return seat
         return None
 
-    def pool_of(self, model: str) -> RoutedPool:
-        """The pool of a served model name or pool name. Raises NotFound that names the known models."""
-        name = self._by_model.get(model)
+    def pool_of(self, model: str, role: Role | None = None) -> RoutedPool:
+        """The pool of a served model name, and of a role where it has several; or a pool by its own name.
+
+        Raises NotFound that names the known models or roles.
+        """
+        by_role = self._by_model.get(model)
+        name = model if by_role is None and model in self.table.pools else pool_for(by_role or {}, role)
+        if name is None and by_role:
+            known = [str(role).lower() for role in by_role]
+            raise NotFound(kind="role", name=str(role).lower(), known=known)
         if name is None:
             if not self.known:
                 raise Unavailable(
@@ -82,9 +109,13 @@ class Fleet:
             raise NotFound(kind="model", name=model, known=self.models())
         return self.table.pools[name]
 
+    def pools_of_models(self) -> dict[str, list[str]]:
+        """By served model name; a model has a pool for each of its roles."""
+        return {model: list(self._by_model[model].values()) for model in self.models()}
+
     def models(self) -> list[str]:
         """Served model names, sorted."""
-        return sorted(pool.served_model_name for pool in self.table.pools.values())
+        return sorted(self._by_model)
 
     def active(self, pool: str) -> int:
         """Routable workers of a pool."""

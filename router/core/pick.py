@@ -1,21 +1,43 @@
-"""Which worker takes a request: the least in-flight, slow start considered, among those that may take it."""
+"""Which worker takes a request: the pool's policy chooses among the seats that may take it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 
+from router.core.policies.capabilities import has_labels
+from router.core.policies.policy import Policy, Rng
+from router.core.policies.weight_version import is_within
 from router.core.seat import Seat
+from router.core.want import NO_NEEDS, NOTHING, Needs, Want
+from springtide.model.routing import RoutedWorker
 
 
-def pick(seats: Iterable[Seat], excluded: Collection[tuple[str, int]], now: float) -> Seat | None:
-    """The best seat or None. Ties go to the one that served least, then by id.
+def pick(
+    policy: Policy,
+    seats: Sequence[Seat],
+    excluded: Collection[tuple[str, int]],
+    now: float,
+    rng: Rng,
+    want: Want = NOTHING,
+) -> Seat | None:
+    """The chosen seat or None. No policy ever sees one that is blocked, full, excluded or lacks what the request needs.
 
     One that others seem to fill is asked only when nothing better is there: the count is seconds old.
     """
-    best: Seat | None = None
-    best_rank: tuple[bool, float, int, str] | None = None
+    free: list[Seat] = []
+    full: list[Seat] = []
     for seat in seats:
-        if seat.blocked_until > now or not seat.has_room() or seat.id in excluded:
+        if not seat.admits(now) or seat.id in excluded:
             continue
-        rank = (seat.likely_full(), seat.score(now), seat.requests_total, seat.worker.worker_id)
-        if best_rank is None or rank < best_rank:
-            best, best_rank = seat, rank
-    return best
+        if want.needs is not NO_NEEDS and not meets(seat.worker, want.needs):
+            continue
+        (full if seat.likely_full() else free).append(seat)
+    candidates = free or full
+    if not candidates:
+        return None
+    chosen = policy.choose(candidates, want, now, rng) if len(candidates) > 1 else candidates[0]
+    policy.sent(chosen, want)
+    return chosen
+
+
+def meets(worker: RoutedWorker, needs: Needs) -> bool:
+    """Labels and weight version."""
+    return has_labels(worker, needs.labels) and is_within(worker, needs.min_weight_version, needs.max_weight_version)

@@ -109,5 +109,5 @@ def _unknown(field: str, value: Setting, problem: str, known: Mapping[str, objec
     near = difflib.get_close_matches(wrong or str(value), known, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     listed = f"Known: {', '.join(sorted(known))}." if known else "It takes none."
-    reason = "UNKNOWN_KEY" if wrong else "UNKNOWN_POLICY"
+    reason = "UNKNOWN_SETTING" if wrong else "UNKNOWN_POLICY"
     return InvalidArgument(field=field, value=value, problem=problem, remedy=f"{hint}{listed}", reason=reason)

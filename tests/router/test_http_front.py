@@ -148,7 +148,7 @@ async def test_before_the_first_table_it_is_a_503() -> None:
         assert (await c.answer())[0] == 200
 
 
-async def test_no_worker_ever_and_a_full_queue_are_503_with_retry_after() -> None:
+async def test_no_worker_ever_and_a_full_queue_are_refused_with_retry_after() -> None:
     """RT3"""
     never = RoutedPool("z", "zero", max_workers=0)
     start = table(pool=replace(POOL, max_waiting=1))
@@ -162,7 +162,7 @@ async def test_no_worker_ever_and_a_full_queue_are_503_with_retry_after() -> Non
         await until(lambda: r.dispatcher.admission.waiting("p") == 1)
         c.send(post("/v1/completions", STREAM))
         status, head, error = await error_of(c)
-        assert (status, error["code"]) == (503, "queue_full")
+        assert (status, error["code"]) == (429, "queue_full")
         assert b"retry-after: " in head
 
 

@@ -1,5 +1,6 @@
 """Waiting and dispatch: bounds, order, time-outs, exclusions, exact counts (RT3, RT4, RT6; F8, F11, F18, F23, F37)."""
 
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ def worker(name: str, incarnation: int = 1, max_in_flight: int = 1) -> RoutedWor
 
 
 def admission(*workers: RoutedWorker, pool: RoutedPool = POOL) -> Admission:
-    made = Admission()
+    made = Admission(random.Random(0))
     made.fleet.snapshot(RoutingTable("s", 1, {pool.name: pool}, {w.worker_id: w for w in workers}), 0.0)
     return made
 
@@ -51,7 +52,7 @@ def test_models_by_served_name_and_by_pool_name() -> None:
     with pytest.raises(NotFound, match="Known: m"):
         made.fleet.pool_of("x")
     with pytest.raises(Unavailable):
-        Admission().fleet.pool_of("x")
+        Admission(random.Random(0)).fleet.pool_of("x")
 
 
 def test_held_in_order_and_dispatched_when_one_finishes() -> None:

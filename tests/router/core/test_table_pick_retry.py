@@ -1,15 +1,23 @@
 """Table rules, the choice of a worker, and the table of retry rulings (RT1, RT5, RT6; F4, F11, F18)."""
 
+import random
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.pick import pick
+from router.core.pick import pick as pick_by
+from router.core.policies.least_in_flight import LeastInFlight
 from router.core.retry import Blame, Ruling, Verdict, rule
 from router.core.seat import Seat
 from router.core.table import Change, apply_delta, apply_snapshot
 from springtide.dataplane.messages import OutcomeKind
 from springtide.model.routing import RoutedPool, RoutedWorker, RoutingDelta, RoutingTable
+
+
+def pick(seats: list[Seat], excluded: Collection[tuple[str, int]], now: float) -> Seat | None:
+    return pick_by(LeastInFlight(), seats, excluded, now, random.Random(0))
 
 
 def worker(name: str, incarnation: int = 1, **fields: object) -> RoutedWorker:
@@ -96,17 +104,20 @@ def test_reports_do_not_count_our_own_requests_twice() -> None:
 def test_back_off_grows_and_ends_with_a_success() -> None:
     seat = Seat(worker("a"), 0.0)
     seat.failed(0.0)
-    first = seat.blocked_until
+    first = seat.free_at()
     seat.failed(first)
-    assert seat.blocked_until - first > first
+    assert seat.free_at() - first > first
     for _ in range(50):
-        seat.failed(0.0)
-    assert seat.blocked_until <= 11
+        seat.failed(seat.free_at())
+    last = seat.free_at()
+    seat.failed(last)
+    assert seat.free_at() == last + 10.0
     seat.succeeded()
-    assert seat.failures_in_row == 0
+    assert seat.free_at() == 0.0
     doubtful = Seat(worker("b"), 0.0)
     doubtful.failed(0.0, doubtful=True)
-    assert doubtful.blocked_until == 0.0
+    assert doubtful.free_at() == 0.0
+    assert doubtful.admits(0.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.booleans()), min_size=1, max_size=8))

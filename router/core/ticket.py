@@ -1,0 +1,54 @@
+"""A request on its way through admission, and what becomes of a held one."""
+
+from dataclasses import dataclass, field
+
+from router.core.seat import Seat
+from router.core.want import NOTHING, Want
+from springtide.errors import SpringtideError
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request. Priority, then `number`, is its place in line. `seat` is set while a worker has it."""
+
+    pool: str
+    number: int
+    arrived_at: float
+    deadline: float | None = None
+    """The client's own; None: only the pool's waiting time-out."""
+    want: Want = NOTHING
+    attempts: int = 0
+    excluded: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Incarnations that failed it, and until when they are not tried again by it."""
+    seat: Seat | None = None
+    waiting_since: float | None = None
+    waited_s: float = 0.0
+    hopeless_at: float | None = None
+    """With a doubtful fault and no other worker: when to give up if the failed incarnation is still there."""
+
+    tokens: int = 0
+    """Counted at its seat, where the policy counts tokens."""
+    prefill: int = 0
+    """Of these, what is counted as not computed yet."""
+    probe: bool = False
+    """It tells whether a worker that broke is well again."""
+
+    def __lt__(self, other: "Ticket") -> bool:
+        if self.want.priority != other.want.priority:
+            return self.want.priority > other.want.priority
+        return self.number < other.number
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A held ticket has a worker (`ticket.seat`)."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A held ticket is refused. `error` None: pass on the fault that it had."""
+
+    ticket: Ticket
+    error: SpringtideError | None

@@ -1,0 +1,176 @@
+"""What a request brings to the choice of a worker, whichever front it came by. Read from headers and body; pure.
+
+Headers: x-session-id, x-priority (0 to 9, 9 first, 5 without), x-deadline-ms (longest wait for a worker),
+x-require-labels (`key=value`, comma-separated), x-min-weight-version, x-max-weight-version, x-role.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from springtide.errors import InvalidArgument
+from springtide.model.enums import Role
+
+Headers = Mapping[bytes, bytes]
+"""By name in lower case; those that begin with x- are enough."""
+
+USUAL_PRIORITY = 5
+_MOST_LABELS = 16
+_LONGEST_DEADLINE_MS = 86_400_000
+_TEXT = re.compile(r"[\x20-\x7e]{1,256}")
+_LABEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]{0,62})=([A-Za-z0-9._/-]{0,63})")
+_BYTES_PER_TOKEN = 4
+
+
+class Needs(NamedTuple):
+    """What a worker must have. Equal needs are met by the same workers."""
+
+    labels: tuple[tuple[str, str], ...] = ()
+    min_weight_version: str = ""
+    max_weight_version: str = ""
+
+
+NO_NEEDS = Needs()
+
+
+class Want:
+    """`prompt` gives bytes that only grow at their end when a conversation goes on; it is called when a policy asks."""
+
+    __slots__ = ("_chunks", "deadline_s", "needs", "output_tokens", "priority", "prompt", "prompt_tokens",
+                 "request_id", "role",
+                 "session")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        priority: int = USUAL_PRIORITY,
+        deadline_s: float | None = None,
+        session: str = "",
+        request_id: str = "",
+        needs: Needs = NO_NEEDS,
+        role: Role | None = None,
+        prompt_tokens: int = 0,
+        output_tokens: int | None = None,
+        prompt: Callable[[], bytes] | None = None,
+    ) -> None:
+        self.priority = priority
+        self.deadline_s = deadline_s
+        self.session = session
+        self.request_id = request_id
+        self.needs = needs
+        self.role = role
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.prompt = prompt
+        self._chunks: tuple[int, tuple[int, ...]] | None = None
+
+    def chunks(self, size: int, most: int = 256) -> tuple[int, ...]:
+        """One hash per whole chunk of the prompt, each over all that is before it too."""
+        if self._chunks is None or self._chunks[0] != size:
+            text = self.prompt() if self.prompt is not None else b""
+            found, last = [], 0
+            for at in range(size, min(len(text), most * size) + 1, size):
+                last = hash((last, text[at - size : at]))
+                found.append(last)
+            self._chunks = size, tuple(found)
+        return self._chunks[1]
+
+
+NOTHING = Want()
+
+
+def read_want(
+    headers: Headers, body: Mapping[str, Any] | None = None, body_bytes: int = 0, request_id: str = ""
+) -> Want:
+    """Raises InvalidArgument that names the header. `body` is an OpenAI request."""
+    body = body or {}
+    session = _text(headers, b"x-session-id")
+    if not session and isinstance(user := body.get("user"), str):
+        session = user[:256]
+    deadline, role, labels = headers.get(b"x-deadline-ms"), headers.get(b"x-role"), headers.get(b"x-require-labels")
+    minimum, maximum = _text(headers, b"x-min-weight-version"), _text(headers, b"x-max-weight-version")
+    needs = Needs(_labels(labels) if labels else (), minimum, maximum) if labels or minimum or maximum else NO_NEEDS
+    return Want(
+        priority=_priority(headers.get(b"x-priority")),
+        deadline_s=None if deadline is None else _whole(b"x-deadline-ms", deadline, _LONGEST_DEADLINE_MS) / 1000,
+        session=session,
+        request_id=request_id,
+        needs=needs,
+        role=None if role is None else _role(role),
+        prompt_tokens=_prompt_tokens(body, body_bytes),
+        output_tokens=_output_tokens(body),
+        prompt=lambda: prompt_bytes(body),
+    )
+
+
+def prompt_bytes(body: Mapping[str, Any]) -> bytes:
+    """Of an OpenAI request: the tools, which templates put first, then messages, prompt or input."""
+    parts = b""
+    if tools := body.get("tools"):
+        parts = orjson.dumps(tools)
+    for key in ("messages", "prompt", "input"):
+        value = body.get(key)
+        if isinstance(value, str):
+            return parts + value.encode(errors="replace")
+        if value is not None:
+            return parts + orjson.dumps(value)
+    return parts
+
+
+def _prompt_tokens(body: Mapping[str, Any], body_bytes: int) -> int:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+        return len(prompt)
+    return body_bytes // _BYTES_PER_TOKEN
+
+
+def _output_tokens(body: Mapping[str, Any]) -> int | None:
+    for key in ("max_completion_tokens", "max_tokens"):
+        value = body.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+def _priority(value: bytes | None) -> int:
+    return USUAL_PRIORITY if value is None else _whole(b"x-priority", value, 9)
+
+
+def _whole(name: bytes, value: bytes, most: int) -> int:
+    if not value.isdigit() or len(value) > 9 or int(value) > most:
+        problem = f"is no whole number from 0 to {most}"
+        raise _bad(name, value, problem, f"Send {name.decode()} within these bounds, or leave it out.")
+    return int(value)
+
+
+def _role(value: bytes) -> Role:
+    try:
+        return Role(value.decode("latin-1").upper())
+    except ValueError:
+        raise _bad(b"x-role", value, "is no role", "Send mixed, prefill or decode.") from None
+
+
+def _text(headers: Headers, name: bytes) -> str:
+    value = headers.get(name)
+    if not value:
+        return ""
+    text = value.decode("latin-1")
+    if not _TEXT.fullmatch(text):
+        raise _bad(name, value, "is not 1 to 256 printable ASCII characters", f"Correct {name.decode()}.")
+    return text
+
+
+def _labels(value: bytes) -> tuple[tuple[str, str], ...]:
+    parts = [part.strip() for part in value.decode("latin-1").split(",") if part.strip()]
+    pairs = [(match[1], match[2]) for part in parts if (match := _LABEL.fullmatch(part))]
+    if len(pairs) < len(parts) or len(pairs) > _MOST_LABELS:
+        problem = f"is no list of at most {_MOST_LABELS} labels"
+        raise _bad(b"x-require-labels", value, problem, "Send key=value, with commas between.")
+    return tuple(sorted(set(pairs)))
+
+
+def _bad(name: bytes, value: bytes, problem: str, remedy: str) -> InvalidArgument:
+    shown = value.decode("latin-1")[:80]
+    return InvalidArgument(field=name.decode(), value=shown, problem=problem, remedy=remedy)
