@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from springtide.errors import InvalidArgument
+from springtide.telemetry.redaction import redact
 
 # Who sets these can run code of their own in the engine, or see another worker's GPUs.
 DENIED_ENV = (
@@ -71,7 +72,9 @@ def flag_problems(
         hit = next((name for name in refused if _means(flag, name)), None) if flag else None
         if hit is not None:
             text = "is set by Springtide" if hit in owned else "is not allowed in engine_args"
-            problems.append(InvalidArgument(field="engine_args", value=arg, problem=text, remedy=refused[hit]))
+            # It ends up in records and logs, and the flag may have been an API key's.
+            shown = redact(arg)
+            problems.append(InvalidArgument(field="engine_args", value=shown, problem=text, remedy=refused[hit]))
     return problems
 
 

@@ -51,6 +51,9 @@ class VllmAdapter(DevRoutesEngine):
         "--trust-remote-code": _CODE,
         "--worker-cls": _CODE,
         "--worker-extension-cls": _CODE,
+        "--scheduler-cls": _CODE,
+        "--logits-processors": _CODE,
+        "--io-processor-plugin": _CODE,
         "--allowed-local-media-path": "It shows files of this node to clients; let this node allow it (allowed_flags).",
     }
 

@@ -159,7 +159,6 @@ def test_llamacpp_runs_as_many_as_the_pool_admits() -> None:
         ("vllm", "--host=0.0.0.0"),
         ("vllm", "--hos"),
         ("vllm", "--port=1"),
-        ("vllm", "--api-key=secret"),
         ("vllm", "--api_key"),
         ("vllm", "--served_model_name"),
         ("vllm", "-tp=4"),
@@ -170,6 +169,8 @@ def test_llamacpp_runs_as_many_as_the_pool_admits() -> None:
         ("vllm", "--grpc"),
         ("vllm", "--trust-remote-code"),
         ("vllm", "--middleware"),
+        ("vllm", "--scheduler-cls=theirs.Scheduler"),
+        ("vllm", "--logits-processors"),
         ("sglang", "--host"),
         ("sglang", "--admin-api-key"),
         ("sglang", "--tp"),
@@ -185,6 +186,13 @@ def test_flags_that_pools_may_not_pass(name: str, arg: str) -> None:
     (text,) = problems(name, engine_args=("--seed", "1", arg))
     assert text.startswith(f"engine_args: engine_args = {arg!r}: ")
     assert text.endswith(".")
+
+
+def test_a_refused_secret_is_not_repeated() -> None:
+    """DESIGN rule 13: what is refused is told to people, logs and records."""
+    (text,) = problems("vllm", engine_args=("--api-key=hunter2hunter2",))
+    assert "--api-key=" in text
+    assert "hunter2" not in text
 
 
 def test_a_node_can_lift_some_denials_and_add_others() -> None:
