@@ -9,11 +9,17 @@ from controlplane.core.snapshot import Timing
 from springtide import config
 from springtide.client.spec import pool_spec
 from springtide.config import setting
+from springtide.errors import InvalidArgument
 from springtide.model.pool import PoolSpec
 from springtide.rpc import DEFAULT_ADDRESS, Security
 from springtide.wire.pools import pool_spec_from_proto
 
 _DEFAULT = Timing()
+_ORDER = (
+    ("heartbeat_interval_s", "suspect_after_s"),
+    ("heartbeat_interval_s", "signal_max_age_s"),
+    ("suspect_after_s", "lease_s"),
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,12 @@ class TimingSettings:
     )
     suspect_after_s: float = setting(
         _DEFAULT.suspect_after_s, doc="Silence of an agent after which its workers are SUSPECT.", unit="s", minimum=0.1
+    )
+    unhealthy_after_s: float = setting(
+        _DEFAULT.unhealthy_after_s,
+        doc="An ACTIVE worker whose probes fail for so long hangs: it is killed and replaced.",
+        unit="s",
+        minimum=0.1,
     )
     lease_s: float = setting(
         _DEFAULT.lease_s, doc="Silence of an agent after which its workers are LOST.", unit="s", minimum=0.5
@@ -54,7 +66,10 @@ class TimingSettings:
         _DEFAULT.start_backoff_max_s, doc="Longest wait between failed starts.", unit="s", minimum=0
     )
     inactive_retention_s: float = setting(
-        _DEFAULT.inactive_retention_s, doc="An INACTIVE worker that nothing needs is forgotten after it.", unit="s"
+        _DEFAULT.inactive_retention_s,
+        doc="An INACTIVE worker that nothing needs is forgotten after it.",
+        unit="s",
+        minimum=0,
     )
     monitoring_interval_s: float = setting(
         _DEFAULT.monitoring_interval_s, doc="Longest sleep between two looks.", unit="s", minimum=0.1, maximum=60
@@ -110,7 +125,22 @@ def from_command_line(arguments: Sequence[str], environ: Mapping[str, str] | Non
     """File, environment, flags; a flag counts only when it is given. Raises InvalidArgument."""
     given = _parser().parse_args(arguments)
     overrides = {key: value for key, value in vars(given).items() if key != "config"}
-    return config.load(ControlPlaneConfig, given.config, overrides, environ)
+    loaded = config.load(ControlPlaneConfig, given.config, overrides, environ)
+    _check_order(loaded.timing)
+    return loaded
+
+
+def _check_order(timing: TimingSettings) -> None:
+    """Raises InvalidArgument for times with which healthy agents would count as silent."""
+    for shorter, longer in _ORDER:
+        low, high = getattr(timing, shorter), getattr(timing, longer)
+        if low >= high:
+            raise InvalidArgument(
+                field=f"timing.{longer}",
+                value=high,
+                problem=f"must be more than timing.{shorter} = {low:g}",
+                remedy=f"Raise timing.{longer} (three times as much, say), or lower timing.{shorter}.",
+            )
 
 
 def _parser() -> argparse.ArgumentParser:

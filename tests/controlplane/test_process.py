@@ -190,6 +190,8 @@ async def test_a_port_in_use_names_the_setting_and_the_remedy(tmp_path, seat) ->
     [
         ("frobnicate = 1\n", [], "frobnicate"),
         ("[timing]\nlease_s = -1\n", [], "timing.lease_s"),
+        ("[timing]\nheartbeat_interval_s = 30\n", [], "timing.suspect_after_s"),
+        ("[timing]\nsuspect_after_s = 20\n", [], "timing.lease_s"),
         ('store = "paper"\n', [], "store"),
         ('[[pools]]\nname = "a"\n', [], "pools[0].engine"),
         ('[[pools]]\nname = "a"\nengine = "sim"\nmin_workers = 5\nmax_workers = 2\n', [], "spec.min_workers"),
@@ -214,7 +216,7 @@ async def test_a_start_that_cannot_work_says_which_setting_and_ends_with_2(tmp_p
             process.kill()
             await process.wait()
     lines = stderr.decode().strip().splitlines()
-    assert process.returncode == 2
+    assert process.returncode == 2, lines
     assert len(lines) == 1, lines
     assert told in lines[0]
 
