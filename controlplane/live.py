@@ -19,7 +19,7 @@ from springtide.wire.agent import Heartbeat, Hello
 
 MAX_NODES = 4096
 MAX_ROUTERS = 256
-SAMPLES_KEPT = 1024
+SAMPLES_KEPT = 1536
 FORGET_ROUTER_S = 60.0  # a router that has been gone for so long is no longer shown
 RIVAL_HEARTBEATS = 3  # a session heard within so many intervals defends its node id
 

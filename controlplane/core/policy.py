@@ -45,6 +45,17 @@ class Partner:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """One ACTIVE worker as it reports itself. None is unknown."""
+
+    worker_id: str
+    in_flight: int | None = None
+    engine_running: int | None = None
+    engine_waiting: int | None = None
+    kv_use: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyInputs:
     """All that a policy may look at. Counts are workers, loads are requests, times seconds."""
 
@@ -66,6 +77,7 @@ class PolicyInputs:
     supplies: tuple[Supply, ...] = ()
     demands: tuple[Demand, ...] = ()  # () when nobody tells them apart: the whole load needs nothing in particular
     partner: Partner | None = None
+    replicas: tuple[Replica, ...] = ()  # ACTIVE workers, in id order
     role: Role = Role.MIXED
 
     @property

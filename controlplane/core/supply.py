@@ -2,8 +2,8 @@
 
 from controlplane.core.draft import Draft
 from controlplane.core.placement import free_gpus
-from controlplane.core.policy import Demand, Partner, Supply
-from controlplane.core.signals import in_flight_of, is_leaving, live_routers, total
+from controlplane.core.policy import Demand, Partner, Replica, Supply
+from controlplane.core.signals import fresh_report, in_flight_of, is_leaving, live_routers, total
 from controlplane.core.snapshot import Snapshot
 from springtide.model.enums import NodeState, Role, State
 from springtide.model.node import Node
@@ -88,6 +88,20 @@ def _supply(
         in_flight=in_flight,
         weight=weight,
     )
+
+
+def replicas_of(snapshot: Snapshot, workers: list[Worker], now: float) -> tuple[Replica, ...]:
+    """ACTIVE workers with what they last reported, where that is fresh."""
+    found: list[Replica] = []
+    for worker in workers:
+        if worker.state is State.ACTIVE:
+            report = fresh_report(snapshot, worker, now)
+            if report is None:
+                found.append(Replica(worker.worker_id))
+            else:
+                figures = (report.in_flight, report.engine_running, report.engine_waiting, report.kv_use)
+                found.append(Replica(worker.worker_id, *figures))
+    return tuple(found)
 
 
 def demands_of(snapshot: Snapshot, pool: str, now: float) -> tuple[Demand, ...]:
