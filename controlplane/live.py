@@ -22,6 +22,7 @@ MAX_ROUTERS = 256
 SAMPLES_KEPT = 1536
 FORGET_ROUTER_S = 60.0  # a router that has been gone for so long is no longer shown
 RIVAL_HEARTBEATS = 3  # a session heard within so many intervals defends its node id
+RIVAL_ROUTER_S = 3.0  # the same of routers, which report every second
 
 
 @dataclass(slots=True)
@@ -125,9 +126,22 @@ class Live:
     # ------------------------------------------------------------------ routers
 
     def router_hello(self, router_id: str, session_id: str, acked_revision: int, now: float) -> int:
-        """Begins a session and returns its connection number. Raises Exhausted for too many routers."""
+        """Begins a session and returns its connection number.
+
+        Raises AlreadyExists while another live router has the id: what the two hold back would pass for one's.
+        Raises Exhausted for too many routers.
+        """
         for gone in [key for key, session in self.routers.items() if _forgotten(session, now)]:
             del self.routers[gone]
+        rival = self.routers.get(router_id)
+        if rival is not None and rival.session_id != session_id and _defends(rival, now):
+            raise AlreadyExists(
+                f"router {router_id!r} is another process, last heard {now - rival.last_heard_at:.1f} s ago.",
+                reason="ROUTER_ID_TAKEN",
+                field="hello.router_id",
+                value=router_id,
+                remedy="Give this router a router_id or a data_dir of its own, or stop the other one.",
+            )
         if router_id not in self.routers and len(self.routers) >= MAX_ROUTERS:
             raise Exhausted(f"{MAX_ROUTERS} routers are connected, which is the most.", reason="TOO_MANY_ROUTERS")
         self._connections += 1
@@ -233,6 +247,10 @@ def _router_live(session: RouterSession) -> RouterLive:
 
 def _wants(demand: PoolDemand | None) -> int:
     return 0 if demand is None else demand.waiting + demand.rejected
+
+
+def _defends(session: RouterSession, now: float) -> bool:
+    return session.connected and now - session.last_heard_at <= RIVAL_ROUTER_S
 
 
 def _forgotten(session: RouterSession, now: float) -> bool:

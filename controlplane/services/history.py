@@ -1,4 +1,5 @@
-"""Events as they happen: what is recorded already, then every commit, without a gap and without a double."""
+"""Events as they happen: what is recorded already (at most the newest 10,000), then every commit, without a gap and
+without a double."""
 
 import asyncio
 from collections.abc import AsyncIterator

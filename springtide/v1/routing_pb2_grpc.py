@@ -49,7 +49,8 @@ class RoutingServiceServicer:
     def Watch(self, request_iterator, context):
         """The first request is a hello. The first answer is a snapshot; deltas follow in order of their revisions. A router
         keeps its last table when the stream ends and says where it was in its next hello.
-        Errors: INVALID_ARGUMENT (no hello first), RESOURCE_EXHAUSTED (too many routers).
+        Errors: INVALID_ARGUMENT (no hello first), ALREADY_EXISTS (another live router has this id), RESOURCE_EXHAUSTED
+        (too many routers), UNAVAILABLE (the control plane stops).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -162,6 +162,21 @@ async def test_a_rival_with_the_same_node_id_is_refused(control) -> None:
     assert cp.live.nodes["n1"].session_id == rival.session_id
 
 
+async def test_a_rival_router_with_the_same_id_is_refused(control) -> None:
+    """Rule 1: two routers under one id would pass for one, and half of what waits would be unknown."""
+    cp, address = control
+    first, rival = FakeRouter(address), FakeRouter(address)
+    async with first:
+        await until(lambda: first.table.revision > 0)
+        async with rival:
+            await until(lambda: rival.error is not None and decode_error(rival.error).reason == "ROUTER_ID_TAKEN")
+            assert rival.messages == []
+            assert first.error is None
+            await first.__aexit__()
+            await until(lambda: rival.table.revision > 0, "the next one is welcome")
+    assert cp.live.routers["r1"].session_id == rival.session_id
+
+
 async def test_a_reconnect_of_the_same_agent_registers_again_idempotently(control) -> None:
     """CP11: the same session id twice is the same agent; nothing is started twice."""
     cp, address = control
