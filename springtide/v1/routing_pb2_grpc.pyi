@@ -21,7 +21,8 @@ class RoutingServiceStub:
     Watch: _aio.StreamStreamMultiCallable[_routing_pb2.WatchRequest, _routing_pb2.WatchResponse]
     """The first request is a hello. The first answer is a snapshot; deltas follow in order of their revisions. A router
     keeps its last table when the stream ends and says where it was in its next hello.
-    Errors: INVALID_ARGUMENT (no hello first), RESOURCE_EXHAUSTED (too many routers).
+    Errors: INVALID_ARGUMENT (no hello first), ALREADY_EXISTS (another live router has this id), RESOURCE_EXHAUSTED
+    (too many routers), UNAVAILABLE (the control plane stops).
     """
 
 class RoutingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -35,7 +36,8 @@ class RoutingServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _abc.AsyncIterator[_routing_pb2.WatchResponse]:
         """The first request is a hello. The first answer is a snapshot; deltas follow in order of their revisions. A router
         keeps its last table when the stream ends and says where it was in its next hello.
-        Errors: INVALID_ARGUMENT (no hello first), RESOURCE_EXHAUSTED (too many routers).
+        Errors: INVALID_ARGUMENT (no hello first), ALREADY_EXISTS (another live router has this id), RESOURCE_EXHAUSTED
+        (too many routers), UNAVAILABLE (the control plane stops).
         """
 
 def add_RoutingServiceServicer_to_server(servicer: RoutingServiceServicer, server: _aio.Server) -> None: ...

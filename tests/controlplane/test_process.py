@@ -149,6 +149,7 @@ async def foreign(ops: Any) -> bool:
 
 
 async def test_sigterm_ends_it_cleanly(tmp_path) -> None:
+    """CM9: the discovery file names what is bound while the process serves, and goes with it."""
     async with running(tmp_path / "cp") as process:
         address = await process.ready()
         async with FakeAgent(address) as agent:
