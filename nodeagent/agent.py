@@ -19,6 +19,7 @@ from nodeagent.node import Node
 from nodeagent.runtime import lock_data_dir, marker_of, runtime_dir, write_discovery
 from nodeagent.session import Session
 from nodeagent.setup import NodeSetup
+from nodeagent.start_slots import StartSlots
 from springtide import notify
 from springtide.clock import SystemClock
 from springtide.errors import FailedPrecondition
@@ -56,7 +57,7 @@ class Agent:
             memory=self._inventory,
             adapter=engine_adapter,
             clock=self._clock,
-            start_slots=asyncio.Semaphore(loaded.parallel_starts),
+            start_slots=StartSlots(loaded.parallel_starts, loaded.start_slot_s),
             metrics=AgentMetrics(),
             rules=LaunchRules(
                 allowed_interpreters=(*rules.allowed_interpreters, *interpreters),

@@ -64,6 +64,12 @@ class AgentConfig:
         default_factory=dict, doc="Countable units that workers may take. `cpus` is added unless set."
     )
     parallel_starts: int = setting(1, doc="Engines that start at the same time on this node.", minimum=1, maximum=256)
+    start_slot_s: float = setting(
+        120.0,
+        doc="Longest time that one start keeps others of parallel_starts waiting; it goes on beside them.",
+        unit="s",
+        minimum=0.1,
+    )
     heartbeat_interval_s: float = setting(
         1.0, unit="s", doc="Until the control plane says another one.", minimum=0.05, maximum=300
     )

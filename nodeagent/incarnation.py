@@ -110,7 +110,7 @@ class Incarnation:
         self._wake()
 
     async def _start(self) -> None:
-        async with self._setup.start_slots:  # waiting for a slot is no failure: the timeout begins after it
+        async with self._setup.start_slots.one():  # waiting for it is no failure here: the timeout begins after it
             started_at = self._setup.clock.now()
             try:
                 self.entry = spawn(self._setup, self.entry)
@@ -141,7 +141,7 @@ class Incarnation:
         if found.process == ENDED:
             return
         if found.admission == STARTING:
-            async with self._setup.start_slots:
+            async with self._setup.start_slots.one():
                 await self._become_ready()
         else:
             await self._probe()
@@ -246,15 +246,16 @@ class Incarnation:
                 await self._probe()
 
     async def _probe(self) -> None:
-        """Health and load; nothing is generated. An engine that sleeps or is paused counts as failing."""
-        readiness = await self._adapter().ready(self._engine())
+        """Health of shim and engine, and load; nothing is generated. An engine that sleeps or is paused counts as
+        failing, and so does one behind a shim that does not answer: no request reaches it."""
+        readiness, silence = await asyncio.gather(self._adapter().ready(self._engine()), self._shim_silence())
         before = (self.probe_failures, self.engine_idle)
-        if readiness.ready:
+        if readiness.ready and not silence:
             self.probe_failures = 0
         else:
             self.probe_failures += 1
             self._setup.metrics.probe_failures.labels(self.entry.pool).inc()
-            log.warning("worker %s: %s", self.entry.worker_id, readiness.detail, extra=self._fields())
+            log.warning("worker %s: %s", self.entry.worker_id, silence or readiness.detail, extra=self._fields())
         if readiness.reason in (ReadyReason.READY, ReadyReason.PAUSED):
             try:
                 self.load = await self._adapter().load(self._engine())
@@ -264,6 +265,14 @@ class Incarnation:
             self.load = None
         if (self.probe_failures, self.engine_idle) != before:
             self._wake()
+
+    async def _shim_silence(self) -> str:
+        """Why the shim counts as silent; nothing while it answers."""
+        try:
+            self._note(await self._client().status())
+        except SpringtideError as error:
+            return f"its shim does not answer: {error}"
+        return ""
 
     @property
     def counts(self) -> shim_pb2.ShimStatus | None:
@@ -404,8 +413,7 @@ class Incarnation:
         if self.stopping or status.stop_requested:
             return ExitInfo(reason="STOPPED", message="the engine was stopped as asked")
         if status.HasField("exit_signal"):
-            name = signal.Signals(status.exit_signal).name
-            message = f"the engine was killed by {name}"
+            message = f"the engine was killed by {_signal_name(status.exit_signal)}"
             return ExitInfo(signal=status.exit_signal, reason="ENGINE_KILLED", message=message)
         code = status.exit_code if status.HasField("exit_code") else None
         return ExitInfo(code=code, reason="ENGINE_EXITED", message=f"the engine exited with code {code}")
@@ -487,3 +495,11 @@ class Incarnation:
             "incarnation": self.entry.incarnation,
             "traceparent": self.entry.traceparent,
         }
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

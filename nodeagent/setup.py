@@ -1,6 +1,5 @@
 """What all workers of one node share: folders, ports, adapters, rules, the start slots."""
 
-import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from nodeagent.engines.adapter import EngineAdapter
 from nodeagent.engines.rules import LaunchRules
 from nodeagent.ledger import Ledger
 from nodeagent.metrics import AgentMetrics
+from nodeagent.start_slots import StartSlots
 from springtide.clock import Clock
 from springtide.model.node import Gpu
 
@@ -35,7 +35,7 @@ class NodeSetup:
     memory: GpuMemory
     adapter: Callable[[str], EngineAdapter]
     clock: Clock
-    start_slots: asyncio.Semaphore
+    start_slots: StartSlots
     metrics: AgentMetrics
     rules: LaunchRules = field(default_factory=LaunchRules)
     interpreters: Mapping[str, str] = field(default_factory=dict)

@@ -75,6 +75,7 @@ class Leader:
         self._kicked = asyncio.Event()
         self._keys: set[str] = set()
         self._stopping = False
+        self._awake_at = clock.now()
 
     def kick(self, keys: str | Iterable[str]) -> None:
         """Something happened to these records; no keys, no look. Kicks during a look lead to one more."""
@@ -100,6 +101,13 @@ class Leader:
 
     async def run(self) -> None:
         """Until `stop`."""
+        pulse = asyncio.create_task(self._pulse())
+        try:
+            await self._lead()
+        finally:
+            pulse.cancel()
+
+    async def _lead(self) -> None:
         await self._recall_decisions()
         failures = busy = 0
         while not self._stopping:
@@ -129,6 +137,21 @@ class Leader:
                 await self._pause(_BUSY_WAIT_S)
             await self._sleep_until(wake_at)
 
+    async def _pulse(self) -> None:
+        """Notes that this process runs, often enough to tell its own standstill from the silence of others."""
+        while True:
+            self._note_awake()
+            await asyncio.sleep(self._timing.suspect_after_s / 4)
+
+    def _note_awake(self) -> None:
+        """After a standstill (a paused machine, a stopped process) nobody has been heard because nobody was listening:
+        no lease expires for one grace period, as after a start."""
+        now = self._clock.now()
+        if now - self._awake_at > self._timing.suspect_after_s:
+            log.warning("this process stood still for %.1f s; no lease expires for now", now - self._awake_at)
+            self.grace_until = max(self.grace_until, now + self._timing.grace_s)
+        self._awake_at = now
+
     async def _recall_decisions(self) -> None:
         """A decision that stood before the start still stands: it is counted on, not written again. Signals are not
         recalled: they start unknown."""
@@ -141,6 +164,7 @@ class Leader:
     async def look(self) -> Plan:
         """One look: plan, commit, publish. Raises Conflict when another writer was first, and what the store raises."""
         records = await self._store.snapshot()
+        self._note_awake()
         now = self._clock.now()
         started = time.perf_counter()
         made = plan(self._snapshot(records), now)

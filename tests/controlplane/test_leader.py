@@ -13,17 +13,18 @@ from prometheus_client import generate_latest
 from controlplane.assembly import CONTROLPLANE, ControlPlane
 from controlplane.config import ControlPlaneConfig
 from controlplane.core.plan import plan
-from controlplane.core.snapshot import Put
+from controlplane.core.snapshot import Put, Timing
 from controlplane.live import Live
 from controlplane.loops import leader as leader_module
+from controlplane.loops.hub import Hub
 from controlplane.loops.leader import Leader, Step
 from controlplane.metrics import Metrics
 from controlplane.store.memory import MemoryStore
 from controlplane.store.store import Committed, Compare, Write
 from controlplane.traces import Traces
 from springtide import errors
-from springtide.clock import SystemClock
-from springtide.model.enums import Want
+from springtide.clock import ManualClock, SystemClock
+from springtide.model.enums import NodeState, Want
 from springtide.model.node import NodeObserved
 from springtide.model.record import Decision, Event
 from springtide.model.routing import PoolReport
@@ -285,3 +286,26 @@ def test_the_live_view_is_bounded() -> None:
         live.router_hello("one-more", "s", 0, 10.0)
     live.router_hello("one-more", "s", 0, 1000.0)
     assert list(live.routers) == ["one-more"]
+
+
+async def test_its_own_standstill_is_not_taken_for_the_silence_of_others() -> None:
+    """Rule 8, CP12 CP22: after a pause of this process nobody has been heard, and no lease expires for one grace
+    period."""
+    clock = ManualClock()
+    timing = Timing(suspect_after_s=3.0, lease_s=15.0, grace_s=30.0)
+    store, live = MemoryStore(), Live(1.0)
+    await store.open()
+    leader = leader_module.Leader(store, live, Hub(), clock, timing)
+    observed = NodeObserved(boot_id="b", address="127.0.0.1", gpus=(), labels={}, resources={}, agent_version="1")
+    connection = live.node_hello(Hello("n1", "s1", observed), clock.now())
+    for _ in range(40):
+        live.heartbeat("n1", connection, Heartbeat(1, ()), clock.advance(1.0))
+        await leader.look()
+    assert (await store.snapshot()).nodes["n1"].state is NodeState.UP
+    clock.advance(60.0)
+    await leader.look()
+    assert (await store.snapshot()).nodes["n1"].state is NodeState.UP
+    for _ in range(31):  # but a node that stays silent now is lost
+        clock.advance(1.0)
+        await leader.look()
+    assert (await store.snapshot()).nodes["n1"].state is NodeState.LOST

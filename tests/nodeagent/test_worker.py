@@ -1,6 +1,5 @@
 """One worker's task in this process, with a real shim: memory, spans, a full disk, real order of facts."""
 
-import asyncio
 import dataclasses
 import errno
 import os
@@ -18,6 +17,7 @@ from nodeagent.ledger import Ledger, LedgerEntry
 from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
 from nodeagent.setup import NodeSetup
+from nodeagent.start_slots import StartSlots
 from nodeagent.worker import Worker
 from springtide.clock import SystemClock
 from springtide.model.desired import DesiredWorker
@@ -58,7 +58,7 @@ async def setup(short_dir: Path, marker: str, memory: Memory) -> NodeSetup:
         memory=memory,
         adapter=engine_adapter,
         clock=SystemClock(),
-        start_slots=asyncio.Semaphore(1),
+        start_slots=StartSlots(1, 60.0),
         metrics=AgentMetrics(),
         probe_interval_s=0.1,
     )
@@ -175,7 +175,7 @@ async def test_run_during_a_stop_starts_again_afterwards(node: Node) -> None:
 
 async def test_a_start_that_waits_for_its_turn_can_be_cancelled(node: Node, setup: NodeSetup, marker: str) -> None:
     """Nothing was started, so STOPPED follows at once."""
-    async with setup.start_slots:
+    async with setup.start_slots.one():
         node.apply("s", _want(Want.RUN, 1))
         await _until(node, P.BOOTING)
         node.apply("s", _want(Want.STOP, 2))
