@@ -76,7 +76,7 @@ def router_messages(snapshot: Snapshot, now: float) -> list[cp.RouterStatus]:
             router_id=router_id,
             acked_revision=router.acked_revision,
             report_age_s=max(0.0, now - router.last_heard_at),
-            waiting=sum(demand.waiting for demand in router.demand.values()),
+            waiting=sum(demand.waiting for demand in router.demand.values()) if router.demand else None,
         )
         for router_id, router in sorted(snapshot.live.routers.items())
     ]

@@ -193,7 +193,15 @@ def _node_note(node: Node) -> str:
 
 def routers(items: Iterable[cp.RouterStatus]) -> str:
     header = ("ROUTER", "ACKED REVISION", "REPORT", "WAITING")
-    rows = [(r.router_id, str(r.acked_revision), f"{r.report_age_s:.1f}s ago", str(r.waiting)) for r in items]
+    rows = [
+        (
+            r.router_id,
+            str(r.acked_revision),
+            f"{r.report_age_s:.1f}s ago",
+            str(r.waiting) if r.HasField("waiting") else text.UNKNOWN,
+        )
+        for r in items
+    ]
     return text.table(header, rows, empty="No routers.")
 
 

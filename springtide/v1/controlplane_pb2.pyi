@@ -1057,19 +1057,21 @@ class RouterStatus(_message.Message):
     report_age_s: _builtins.float
     """Since it was last heard."""
     waiting: _builtins.int
-    """Requests that it holds, of all pools, in its last report."""
+    """Requests that it holds, of all pools, in its last report. Absent: it has not reported."""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
         acked_revision: _builtins.int = ...,
         report_age_s: _builtins.float = ...,
-        waiting: _builtins.int = ...,
+        waiting: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_waiting", b"_waiting", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_revision", b"acked_revision", "report_age_s", b"report_age_s", "router_id", b"router_id", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_waiting", b"_waiting", "acked_revision", b"acked_revision", "report_age_s", b"report_age_s", "router_id", b"router_id", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__waiting: _TypeAlias = _typing.Literal["waiting"]  # noqa: Y015
+    _WhichOneofArgType__waiting: _TypeAlias = _typing.Literal["_waiting", b"_waiting"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting) -> _WhichOneofReturnType__waiting | None: ...
 
 Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015

@@ -9,7 +9,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from controlplane.assembly import ControlPlane
 from springtide import errors
-from springtide.model.routing import PoolReport
+from springtide.model.routing import PoolReport, RouterReport
 from springtide.rpc import channel, decoded_errors
 from springtide.v1 import controlplane_pb2 as pb
 from springtide.v1 import types_pb2
@@ -305,6 +305,20 @@ async def test_figures(served) -> None:
     assert status.nodes[0].free_gpus == ["1", "2", "3"]
     assert status.workers[0].in_flight == 4
     assert status.workers[0].engine == "sim"
+
+
+async def test_what_a_router_has_not_reported_is_unknown(served) -> None:
+    """Rule 1, on the status that operators see."""
+    cp, ops, _, _ = served
+    connection = cp.live.router_hello("r2", "s", 0, cp.clock.now())
+    assert not router_of(await ops.GetStatus(pb.GetStatusRequest()), "r2").HasField("waiting")
+    cp.live.router_report("r2", connection, RouterReport((PoolReport("chat", 0),)), cp.clock.now())
+    told = router_of(await ops.GetStatus(pb.GetStatusRequest()), "r2")
+    assert (told.HasField("waiting"), told.waiting) == (True, 0)
+
+
+def router_of(status: pb.GetStatusResponse, router_id: str) -> pb.RouterStatus:
+    return next(router for router in status.routers if router.router_id == router_id)
 
 
 async def test_delete_drains_stops_and_forgets(served) -> None:
