@@ -31,6 +31,7 @@ _COMMANDS = {
     "controlplane": ("springtide.cli.processes", "controlplane", "Run a control plane (python -m controlplane)."),
     "nodeagent": ("springtide.cli.processes", "nodeagent", "Run a node agent (python -m nodeagent)."),
     "router": ("springtide.cli.processes", "router", "Run a router (python -m router)."),
+    "simulate": ("springtide.cli.simulate", "simulate", "Simulate pools on a virtual clock (python -m simulator)."),
     "version": ("springtide.cli.inspect", "version", "Show the version."),
 }
 

@@ -1,0 +1,40 @@
+"""Virtual time: what happens when. Ties happen in the order in which they were entered, so a run repeats exactly."""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+_Entry = tuple[float, int, Callable[..., Any], tuple[Any, ...]]
+
+
+class Agenda:
+    """Calls that are due at times (seconds). `now` only moves forward."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self.calls_total = 0
+        self._heap: list[_Entry] = []
+        self._number = 0
+
+    def at(self, time: float, call: Callable[..., Any], *args: Any) -> None:
+        """Calls at `time`, or now when that has passed. Who may change its mind checks a version of its own."""
+        self._number += 1
+        heapq.heappush(self._heap, (max(time, self.now), self._number, call, args))
+
+    def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
+        """Calls `seconds` from now."""
+        self.at(self.now + seconds, call, *args)
+
+    def next_at(self) -> float | None:
+        """When the next call is due; None when there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def run_until(self, time: float) -> None:
+        """All calls that are due by `time`, which is the present afterwards."""
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= time:
+            at, _, call, args = pop(heap)
+            self.now = at
+            self.calls_total += 1
+            call(*args)
+        self.now = max(self.now, time)
