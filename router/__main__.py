@@ -16,9 +16,10 @@ from typing import Any
 import uvloop
 
 from router.config import RouterConfig
+from router.core.kept import Budget
 from router.grpc_front import GenerationService
 from router.http_front import HttpFront
-from router.upstream import Dispatcher
+from router.upstream import Continuing, Dispatcher
 from router.watch import Watch
 from springtide import __version__, notify, telemetry
 from springtide.config import load
@@ -70,7 +71,8 @@ async def run(config: RouterConfig, data_dir: Path) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    dispatcher = Dispatcher(config.timeouts, config.max_attempts)
+    continuing = Continuing(config.continue_streams, config.max_continuations, Budget(config.continuation_max_bytes))
+    dispatcher = Dispatcher(config.timeouts, config.max_attempts, continuing=continuing)
     async with contextlib.AsyncExitStack() as stack:
         await _serve(config, data_dir, dispatcher, stop, stack)
 

@@ -43,6 +43,16 @@ class RouterConfig:
     metrics_host: str = setting("127.0.0.1", doc="address of the Prometheus endpoint")
     log_level: str = setting("info", doc="log level, e.g. info or info,router=debug")
     max_attempts: int = setting(5, doc="workers tried for one request before its first token", minimum=1, maximum=100)
+    continue_streams: bool = setting(
+        True, doc="continue streams on another worker from the tokens that the client has when theirs is lost"
+    )
+    max_continuations: int = setting(3, doc="how often one stream is continued", minimum=0, maximum=100)
+    continuation_max_bytes: int = setting(
+        256 * 1024 * 1024,
+        doc="token ids kept for all streams together; one over it is not continued",
+        unit="bytes",
+        minimum=0,
+    )
     max_body_bytes: int = setting(32 * 1024 * 1024, doc="largest HTTP request body", unit="bytes", minimum=1024)
     max_connections: int = setting(20_000, doc="HTTP client connections at a time", minimum=1)
     drain_timeout_s: float = setting(30.0, doc="on SIGTERM: how long running requests may finish", unit="s", minimum=0)

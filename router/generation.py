@@ -74,22 +74,29 @@ class Progress:
     finish_reason: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt: list[int] | None = None
+    """The prompt's ids, from the event that has them."""
 
     def read(self, data: bytes) -> pb.Tokens | None:
         """One event; None where it brings no text and no token. Raises ValueError for what is no such event."""
-        event = orjson.loads(data)
-        usage = event.get("usage")
-        if isinstance(usage, dict):
+        text, ids = self.tokens(orjson.loads(data))
+        return pb.Tokens(text=text, token_ids=ids) if text or ids else None
+
+    def tokens(self, event: dict[str, Any]) -> tuple[str, list[int]]:
+        """Text and token ids of one event. Raises AttributeError or TypeError for what is no such event."""
+        if (usage := event.get("usage")) is not None and isinstance(usage, dict):
             self.prompt_tokens = usage.get("prompt_tokens")
             self.completion_tokens = usage.get("completion_tokens")
         text = ""
         ids: list[int] = []
+        self.prompt = event.get("prompt_token_ids") or self.prompt
         for choice in event.get("choices") or ():
+            self.prompt = choice.get("prompt_token_ids") or self.prompt
             part = (choice.get("delta") or {}) if self.chat else choice
             text += part.get("content" if self.chat else "text") or ""
             ids += choice.get("token_ids") or ()
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        return pb.Tokens(text=text, token_ids=ids) if text or ids else None
+        return text, ids
 
     def finished(self) -> pb.Finished:
         """The closing message."""

@@ -57,20 +57,29 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
             return handler
         if self._accepts(dict(handler_call_details.invocation_metadata)):
             return handler
-        error = Unauthenticated(
-            "The call carries no token that this server knows.",
-            remedy="Send metadata `authorization: Bearer TOKEN` (SPRINGTIDE_TOKEN) with a token of its token_file.",
-        )
+        error = no_token()
         if handler.response_streaming:
             return _rebuild(handler, _refuse_stream(error))
         return _rebuild(handler, _refuse_call(error))
 
     def _accepts(self, metadata: dict[str, str | bytes]) -> bool:
         header = metadata.get("authorization", "")
-        text = header.decode(errors="replace") if isinstance(header, bytes) else header
-        scheme, _, token = text.partition(" ")
-        given = token.strip().encode()
-        return scheme.lower() == "bearer" and any(hmac.compare_digest(given, known) for known in self._tokens)
+        return accepts_token(self._tokens, header.decode(errors="replace") if isinstance(header, bytes) else header)
+
+
+def accepts_token(tokens: tuple[bytes, ...], authorization: str) -> bool:
+    """Whether the value of `authorization` carries one of the tokens."""
+    scheme, _, token = authorization.partition(" ")
+    given = token.strip().encode()
+    return scheme.lower() == "bearer" and any(hmac.compare_digest(given, known) for known in tokens)
+
+
+def no_token() -> Unauthenticated:
+    """What a call without a known token gets."""
+    return Unauthenticated(
+        "The call carries no token that this server knows.",
+        remedy="Send metadata `authorization: Bearer TOKEN` (SPRINGTIDE_TOKEN) with a token of its token_file.",
+    )
 
 
 def _behaviour(handler: Handler) -> Callable[..., Any]:

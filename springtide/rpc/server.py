@@ -62,7 +62,7 @@ class Server:
         self._security = security or Security()
         interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
         if self._security.token_file:
-            interceptors.append(TokenInterceptor(_read_tokens(self._security.token_file)))
+            interceptors.append(TokenInterceptor(read_tokens(self._security.token_file)))
         self._server = grpc.aio.server(interceptors=interceptors, options=server_options(max_message_bytes))
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
@@ -74,18 +74,8 @@ class Server:
 
     def listen(self, address: str, setting: str = "listen") -> str:
         """Binds and returns the bound host:port. Raises InvalidArgument or FailedPrecondition with a remedy."""
-        parsed = parse_address(address, setting)
+        parsed = self.checked(address, setting)
         credentials = _credentials(self._security)
-        closed = credentials is not None and self._security.authenticates
-        if not (parsed.is_loopback or closed or self._security.insecure):
-            raise InvalidArgument(
-                field=setting,
-                value=address,
-                problem="is reachable from other machines, which needs TLS and tokens",
-                remedy="Set tls_cert, tls_key and token_file (or tls_client_ca), or listen on 127.0.0.1.",
-                reason="INSECURE_LISTENER",
-            )
-        _check_free(parsed, setting)
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(str(parsed))
@@ -94,8 +84,28 @@ class Server:
         except RuntimeError:
             port = 0
         if port == 0:
-            raise _in_use(parsed, setting)
+            raise in_use(parsed, setting)
         return f"{str(parsed).rpartition(':')[0]}:{port}"
+
+    def checked(self, address: str, setting: str = "listen") -> Address:
+        """An address where this server, or one in front of it with its security, may listen. Raises as `listen`."""
+        parsed = parse_address(address, setting)
+        has_tls = _credentials(self._security) is not None
+        if not (parsed.is_loopback or (has_tls and self._security.authenticates) or self._security.insecure):
+            raise InvalidArgument(
+                field=setting,
+                value=address,
+                problem="is reachable from other machines, which needs TLS and tokens",
+                remedy="Set tls_cert, tls_key and token_file (or tls_client_ca), or listen on 127.0.0.1.",
+                reason="INSECURE_LISTENER",
+            )
+        _check_free(parsed, setting)
+        return parsed
+
+    def listen_privately(self, path: str) -> None:
+        """Binds a unix socket, for a front on this machine that has TLS; tokens are asked for here, too."""
+        if self._server.add_insecure_port(f"unix:{path}") == 0:
+            raise FailedPrecondition(f"Cannot listen on {path}.", reason="PORT_IN_USE", remedy="Remove that file.")
 
     async def start(self) -> None:
         """Adds health, reflection and channelz, then serves. Services start NOT_SERVING until `set_serving`."""
@@ -135,13 +145,14 @@ def _check_free(address: Address, setting: str) -> None:
             probe.bind((address.host, address.port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise _in_use(address, setting) from None
+                raise in_use(address, setting) from None
             problem = (error.strerror or str(error)).lower()
             remedy = f"Set {setting} to an address of this machine and a port that this user may bind."
             raise InvalidArgument(field=setting, value=str(address), problem=problem, remedy=remedy) from None
 
 
-def _in_use(address: Address, setting: str) -> FailedPrecondition:
+def in_use(address: Address, setting: str) -> FailedPrecondition:
+    """The error for an address that somebody else listens on."""
     return FailedPrecondition(
         f"{setting} = {address}: the port is in use.",
         reason="PORT_IN_USE",
@@ -175,7 +186,8 @@ def _credentials(security: Security) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
 
 
-def _read_tokens(path: str) -> tuple[str, ...]:
+def read_tokens(path: str) -> tuple[str, ...]:
+    """Of a token_file: one token a line. Raises InvalidArgument."""
     tokens = tuple(line.strip() for line in _read("token_file", path).decode().splitlines() if line.strip())
     if not tokens:
         raise InvalidArgument(

@@ -11,20 +11,23 @@ from pathlib import Path
 import grpc.aio
 
 from router.config import Timeouts
-from router.grpc_front import GenerationService
+from router.grpc_port import GrpcPort
 from router.http_front import HttpFront
 from router.upstream import Dispatcher
 from router.watch import Watch
-from springtide.dataplane import RelayServer
+from springtide.dataplane import Limits, RelayServer
 from springtide.model.routing import RoutedPool, RoutedWorker, RoutingDelta, RoutingTable, WorkerLoad
-from springtide.rpc import Server
+from springtide.rpc import Security, Server
 from springtide.v1 import routing_pb2 as pb
-from springtide.v1.generation_pb2_grpc import GenerationServiceStub, add_GenerationServiceServicer_to_server
+from springtide.v1.generation_pb2_grpc import GenerationServiceStub
 from springtide.v1.routing_pb2_grpc import RoutingServiceServicer, add_RoutingServiceServicer_to_server
 from springtide.wire.routing import delta_to_proto, loads_to_proto, snapshot_to_proto
 from tests.dataplane.fakes import until
 
 _numbers = itertools.count()
+
+GENERATE_FRONT = ["h2"]
+"""The front of routers that name none; tests of both set it."""
 
 POOL = RoutedPool("p", "m", max_waiting=8, waiting_timeout_s=20.0, max_workers=4)
 
@@ -119,7 +122,12 @@ class Router:
 
 @contextlib.asynccontextmanager
 async def router(
-    start: RoutingTable | None = None, cp: str = "", timeouts: Timeouts | None = None, max_attempts: int = 5
+    start: RoutingTable | None = None,
+    cp: str = "",
+    timeouts: Timeouts | None = None,
+    max_attempts: int = 5,
+    generate_front: str = "",
+    security: Security | None = None,
 ) -> AsyncIterator[Router]:
     """A router with a fixed table, or with a watch on the control plane at `cp`."""
     dispatcher = Dispatcher(timeouts or Timeouts(), max_attempts)
@@ -127,18 +135,16 @@ async def router(
     relay = RelayServer(front)
     dispatcher.pools.append(relay.pool)
     http_port = await relay.start("127.0.0.1", 0)
-    server = Server()
-    service = GenerationService(dispatcher)
-    server.add(add_GenerationServiceServicer_to_server, service, "springtide.v1.GenerationService")
-    address = server.listen("127.0.0.1:0")
-    await server.start()
+    port = GrpcPort(dispatcher, Limits(), security or Security(), generate_front or GENERATE_FRONT[0])
+    address = port.listen("127.0.0.1:0")
+    await port.start()
     watch, watching = None, None
     if start is not None:
         dispatcher.snapshot(start)
     if cp:
 
         async def on_table() -> None:
-            await server.set_all_serving(True)
+            await port.server.set_all_serving(True)
 
         watch = Watch(dispatcher, cp, "r1", "session", "0", on_table)
         watching = asyncio.create_task(watch.run())
@@ -148,9 +154,9 @@ async def router(
         if watching is not None:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        await server.stop(0)
+        await port.stop(0)
+        port.close()
         await relay.close()
-        service.pool.close()
         dispatcher.close()
 
 

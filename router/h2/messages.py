@@ -1,0 +1,88 @@
+"""An engine's events as framed GenerateResponses: Started, Tokens, Finished. The shaper of each attempt of a call."""
+
+from collections.abc import Callable
+
+import orjson
+
+from router.generation import Progress
+from router.h2.wire import frame_message, tokens_message
+from springtide.dataplane import ShapeError, Shaper
+from springtide.dataplane.events import event_data, is_done_event, split_events
+from springtide.v1 import generation_pb2 as pb
+
+
+class Messages:
+    """What one call's events have said so far; it outlives the attempt that began it."""
+
+    __slots__ = ("_progress", "_started", "begun", "finished")
+
+    def __init__(self, chat: bool) -> None:
+        self._progress = Progress(chat)
+        self._started: Callable[[], pb.Started]
+        self.begun = False
+        self.finished = False
+
+    def attempt(self, started: Callable[[], pb.Started], inner: Shaper | None) -> "MessageShaper":
+        """The shaper of the next attempt. `started` is asked once, with the first message."""
+        if not self.begun:
+            self._started = started
+        return MessageShaper(self, inner)
+
+    def read(self, events: bytes) -> bytes:
+        """Framed messages for whole events. Raises ShapeError."""
+        progress = self._progress
+        out = []
+        try:
+            for data in _payloads(events):
+                if data is None:
+                    self.finished = True
+                    if not self.begun:
+                        out.append(self._begin())
+                    out.append(frame_message(pb.GenerateResponse(finished=progress.finished()).SerializeToString()))
+                    break
+                text, ids = progress.tokens(orjson.loads(data))
+                if text or ids:
+                    if not self.begun:
+                        out.append(self._begin())
+                    out.append(tokens_message(text, ids))
+        except (ValueError, AttributeError, TypeError) as wrong:
+            raise ShapeError(f"the engine sent an event that is none: {wrong}") from None
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _begin(self) -> bytes:
+        self.begun = True
+        return frame_message(pb.GenerateResponse(started=self._started()).SerializeToString())
+
+
+class MessageShaper:
+    """`inner` shapes the events first: the resumed part of a stream."""
+
+    __slots__ = ("_inner", "_messages", "ended")
+
+    def __init__(self, messages: Messages, inner: Shaper | None) -> None:
+        self.ended = False
+        self._messages = messages
+        self._inner = inner
+
+    def feed(self, events: bytes) -> bytes:
+        """See Shaper."""
+        inner = self._inner
+        if inner is not None:
+            events = inner.feed(events)
+            self.ended = inner.ended
+        return self._messages.read(events)
+
+
+def _payloads(events: bytes) -> list[bytes | None]:
+    """The data of each event; None for the end mark."""
+    if events[:6] == b"data: " and events[-2:] == b"\n\n":
+        body = events[6:-2]
+        if b"\n" not in body and body != b"[DONE]":
+            return [body]  # the usual read: one event of one line
+    found: list[bytes | None] = []
+    for event in split_events(events):
+        if is_done_event(event):
+            found.append(None)
+        elif data := event_data(event):
+            found.append(data)
+    return found
