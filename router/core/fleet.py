@@ -10,6 +10,8 @@ from springtide.errors import NotFound, Unavailable
 from springtide.model.enums import Role
 from springtide.model.routing import RoutedPool, RoutingDelta, RoutingTable, WorkerLoad
 
+_LOUDEST = 16.0
+
 
 class Fleet:
     """`table` is the last known good one; `known` is True once any has arrived."""
@@ -41,10 +43,14 @@ class Fleet:
 
     def loads(self, loads: Iterable[WorkerLoad], now: float) -> None:
         """Takes the shims' counts; those of another incarnation and unknown ones are ignored."""
+        pools = set()
         for load in loads:
             seat = self._seats.get(load.worker_id)
             if seat is not None and seat.worker.incarnation == load.incarnation and load.in_flight is not None:
                 seat.reported(load.in_flight, now, load.kv_use)
+                pools.add(seat.worker.pool)
+        for pool in pools:
+            hear_others(self._by_pool.get(pool, ()))
 
     def _reseat(self, now: float, renewed: Iterable[str]) -> None:
         """Seats for the table's workers; a known incarnation keeps its own. `renewed`: said anew, so tombstones go."""
@@ -133,3 +139,11 @@ class Fleet:
     def emptied(self, seat: Seat) -> None:
         """The last request of a seat ended: one that was leaving is forgotten."""
         self._leaving.discard(seat)
+
+
+def hear_others(seats: Sequence[Seat]) -> None:
+    """After a report: how many requests of other routers there are for each of ours."""
+    own = sum(seat.own for seat in seats)
+    echo = min(_LOUDEST, sum(seat.others for seat in seats) / own) if own else 0.0
+    for seat in seats:
+        seat.echo = echo

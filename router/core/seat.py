@@ -31,6 +31,8 @@ class Seat:
     own: int = 0
     others: int = 0
     """Of other routers."""
+    echo: float = 0.0
+    """Requests that other routers are thought to send there for each of ours that no report has shown yet."""
     own_tokens: int = 0
     """Of our requests there, prompts and expected answers; counted where the pool's policy asks for it."""
     own_prefill: int = 0
@@ -49,6 +51,7 @@ class Seat:
     _peaks: list[int] = field(default_factory=lambda: [0, 0, 0])
     _peak_at: float = 0.0
     _sent_at_kv: int = 0
+    _own_at_report: int = 0
 
     @property
     def id(self) -> tuple[str, int]:
@@ -58,6 +61,11 @@ class Seat:
     def load(self) -> int:
         """In-flight as far as known here."""
         return self.own + self.others + self.cell.siblings()
+
+    def expected_load(self) -> float:
+        """The load, and what other routers, who see what we see and choose as we do, have made of it since the last
+        report: without it all of them run to the worker that looked empty then."""
+        return self.load + self.echo * (self.own - self._own_at_report)
 
     def has_room(self) -> bool:
         """True unless this router alone fills it."""
@@ -85,7 +93,7 @@ class Seat:
 
     def score(self, now: float) -> float:
         """Load after one more request, over the weight of slow start: smaller is better."""
-        return (self.load + 1) / self.ramp(now)
+        return max(0.0, self.expected_load() + 1) / self.ramp(now)
 
     def sent_since_kv(self) -> int:
         """Requests that we have sent there since the last report of its KV cache, as far as they still run."""
@@ -110,6 +118,7 @@ class Seat:
         """The shim's count, seconds old. What we ourselves had there lately is taken off: the rest is others'."""
         self._roll(now)
         self.others = max(0, in_flight - max(self._peaks))
+        self._own_at_report = self.own
         if kv_use is not None:
             self.kv_use, self.kv_at, self.kv_in_flight = kv_use, now, in_flight
             self._sent_at_kv = self.requests_total
