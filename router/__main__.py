@@ -17,7 +17,7 @@ import uvloop
 
 from router.config import RouterConfig
 from router.core.kept import Budget
-from router.grpc_front import GenerationService
+from router.grpc_port import GrpcPort
 from router.http_front import HttpFront
 from router.upstream import Continuing, Dispatcher
 from router.watch import Watch
@@ -25,12 +25,9 @@ from springtide import __version__, notify, telemetry
 from springtide.config import load
 from springtide.dataplane import Limits, RelayServer
 from springtide.errors import FailedPrecondition, InvalidArgument, SpringtideError
-from springtide.rpc import Security, Server, parse_address
-from springtide.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from springtide.rpc import Security, parse_address
 
 log = logging.getLogger("router")
-
-SERVICE = "springtide.v1.GenerationService"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,21 +79,19 @@ async def _serve(
 ) -> None:
     limits = Limits(max_body_bytes=config.max_body_bytes, max_connections=config.max_connections)
     security = config.security
-    server = Server(
-        Security(
-            tls_cert=security.tls_cert,
-            tls_key=security.tls_key,
-            tls_client_ca=security.tls_client_ca,
-            token_file=security.token_file,
-            insecure=security.insecure,
-        )
+    files = Security(
+        tls_cert=security.tls_cert,
+        tls_key=security.tls_key,
+        tls_client_ca=security.tls_client_ca,
+        token_file=security.token_file,
+        insecure=security.insecure,
     )
-    service = GenerationService(dispatcher, limits)
-    server.add(add_GenerationServiceServicer_to_server, service, SERVICE)
-    grpc_at = server.listen(config.listen, setting="listen")
+    port = GrpcPort(dispatcher, limits, files, config.generate_front)
+    stack.callback(port.close)
+    grpc_at = port.listen(config.listen, setting="listen")
 
     async def on_table() -> None:
-        await server.set_all_serving(True)
+        await port.server.set_all_serving(True)
         table = dispatcher.admission.fleet.table
         notify.status(f"{len(table.workers)} workers in {len(table.pools)} pools, revision {table.revision}")
 
@@ -111,7 +106,7 @@ async def _serve(
     )
     if metrics is not None:
         stack.callback(metrics.close)
-    await server.start()
+    await port.start()
     addresses = {"grpc": grpc_at, "http": http_at, **({"metrics": metrics.address} if metrics else {})}
     _write_discovery(data_dir / "router.json", {"pid": os.getpid(), "router_id": router_id, **addresses})
     log.info("router serves", extra={"router_id": router_id, **addresses})
@@ -123,9 +118,8 @@ async def _serve(
         front.stopping = True
         notify.extend_timeout(config.drain_timeout_s + 5)
         async with asyncio.TaskGroup() as ending:
-            ending.create_task(server.stop(config.drain_timeout_s))
+            ending.create_task(port.stop(config.drain_timeout_s))
             ending.create_task(relay.close(config.drain_timeout_s))
-        service.pool.close()
         dispatcher.close()
 
 
