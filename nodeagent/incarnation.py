@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import processes
+from nodeagent.deaths import engine_death, shim_death
 from nodeagent.engines.adapter import EngineAdapter, EngineLoad, ReadyReason
 from nodeagent.engines.http import EngineHttp
 from nodeagent.ledger import LedgerEntry
 from nodeagent.logtail import log_tail
+from nodeagent.release import kill_leftovers, memory_free
 from nodeagent.setup import NodeSetup
 from nodeagent.shim.launch import EXIT_NO_PORT
 from nodeagent.shim_client import ShimClient
@@ -41,7 +43,6 @@ _DEATH_SHOWS_S = 2.0
 _QUIT_S = 5.0
 _STALE_S = 5.0
 _STOP_OVERDUE_S = 15.0
-_MEMORY_SLACK_BYTES = 1024 * 1024 * 1024  # what a driver keeps for itself comes and goes
 
 
 class StartFailed(Exception):
@@ -73,7 +74,7 @@ class Incarnation:
         self.killed = False
         self._watching = False
         self._shim_lost = False
-        self._exit_reason = ""
+        self._ports_exhausted = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._starter: asyncio.Task[None] | None = None
 
@@ -342,11 +343,13 @@ class Incarnation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         begun_at = self._stop_since or self._setup.clock.now()
-        exit_info = self.failure or (self._shim_death() if self._shim_lost else self._engine_death())
+        exit_info = self.failure or (
+            self._shim_death() if self._shim_lost else engine_death(self.status, self.stopping)
+        )
         if self.entry.live:
             await self._dismiss_shim()
-            await self._kill_leftovers()
-            await self._memory_free()
+            await kill_leftovers(self._setup.marker, self.entry.worker_id, self._fields())
+            await memory_free(self._setup.memory, self.entry, self._fields())
             self._span("springtide.worker.release", begun_at)
         tail = log_tail(self.log_path) or log_tail(self.log_path.with_name("shim.log"))
         exit_info = dataclasses.replace(exit_info, log_tail=exit_info.log_tail or tail)
@@ -372,60 +375,8 @@ class Incarnation:
                 self._kill_shim()
             await asyncio.sleep(0.02)
 
-    async def _kill_leftovers(self) -> None:
-        """What carries this worker's mark and is not its shim. Again and again until nothing is left."""
-        pause_s = 0.02
-        while True:
-            ours = await asyncio.to_thread(processes.marked, self._setup.marker)
-            left = [identity for identity, env in ours if env.get(processes.WORKER) == self.entry.worker_id]
-            if not left:
-                return
-            for identity in left:
-                processes.kill(identity)
-            await asyncio.sleep(pause_s)
-            if pause_s >= 1.0:
-                pids = [identity.pid for identity in left]
-                log.error("worker %s: processes %s do not end", self.entry.worker_id, pids, extra=self._fields())
-            pause_s = min(pause_s * 2, 5.0)
-
-    async def _memory_free(self) -> None:
-        """A slice is given again only when its memory is free."""
-        pause_s = 0.1
-        while await asyncio.to_thread(self._memory_is_held):
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 2.0)
-            if pause_s >= 2.0:
-                gpus = ",".join(self.entry.gpu_ids)
-                log.warning("memory of GPUs %s is not free yet", gpus, extra=self._fields())
-
-    def _memory_is_held(self) -> bool:
-        """More is in use than before the start. One that cannot be measured counts as free: its processes are gone."""
-        for gpu_id in self.entry.gpu_ids:
-            used = self._setup.memory.memory_used_bytes(gpu_id)
-            if used is not None and used > self.entry.memory_before.get(gpu_id, 0) + _MEMORY_SLACK_BYTES:
-                return True
-        return False
-
-    def _engine_death(self) -> ExitInfo:
-        status = self.status
-        if status is None:
-            return ExitInfo(reason="START_CANCELLED", message="the start was cancelled before anything ran")
-        if self.stopping or status.stop_requested:
-            return ExitInfo(reason="STOPPED", message="the engine was stopped as asked")
-        if status.HasField("exit_signal"):
-            message = f"the engine was killed by {_signal_name(status.exit_signal)}"
-            return ExitInfo(signal=status.exit_signal, reason="ENGINE_KILLED", message=message)
-        code = status.exit_code if status.HasField("exit_code") else None
-        return ExitInfo(code=code, reason="ENGINE_EXITED", message=f"the engine exited with code {code}")
-
     def _shim_death(self) -> ExitInfo:
-        identity = self.entry.shim
-        if identity is not None and identity.boot_id != processes.boot_id():
-            return ExitInfo(reason="HOST_REBOOTED", message="the host was started again")
-        if self._exit_reason == "PORTS_EXHAUSTED":
-            message = log_tail(self.log_path.with_name("shim.log"), lines=1).strip()
-            return ExitInfo(reason="PORTS_EXHAUSTED", message=message)
-        return ExitInfo(reason="SHIM_DIED", message="the shim ended, and its engine with it")
+        return shim_death(self.entry.shim, self._ports_exhausted, self.log_path.with_name("shim.log"))
 
     # ------------------------------------------------------------ small parts
 
@@ -440,7 +391,7 @@ class Incarnation:
             return False
         code = processes.reap(identity.pid)
         if code == EXIT_NO_PORT:
-            self._exit_reason = "PORTS_EXHAUSTED"
+            self._ports_exhausted = True
         return processes.lives(identity)
 
     def _client(self) -> ShimClient:
@@ -495,11 +446,3 @@ class Incarnation:
             "incarnation": self.entry.incarnation,
             "traceparent": self.entry.traceparent,
         }
-
-
-def _signal_name(number: int) -> str:
-    """Real-time signals have numbers only."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
