@@ -16,7 +16,7 @@ from nodeagent.engines.rules import LaunchRules
 from nodeagent.ledger import Ledger
 from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
-from nodeagent.runtime import lock_data_dir, marker_of, runtime_dir, write_discovery
+from nodeagent.runtime import lock_data_dir, marker_of, remove_discovery, runtime_dir, write_discovery
 from nodeagent.session import Session
 from nodeagent.setup import NodeSetup
 from nodeagent.start_slots import StartSlots
@@ -110,6 +110,7 @@ class Agent:
             watchdog.cancel()
             await asyncio.gather(serving, watchdog, return_exceptions=True)
             await self._node.close()
+            remove_discovery(self._data_dir)
             if server:
                 server.close()
 

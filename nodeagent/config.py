@@ -121,6 +121,13 @@ def _check(loaded: AgentConfig) -> None:
             problem=f"is below port_first = {loaded.port_first}",
             remedy="Set port_last to at least port_first.",
         )
+    if loaded.routed_host in ("0.0.0.0", "::"):
+        raise InvalidArgument(
+            field="advertised_host",
+            value=loaded.advertised_host,
+            problem=f"is not set, and routers cannot reach host = {loaded.host}",
+            remedy="Set advertised_host to the name or address under which routers reach this node.",
+        )
     try:
         found = [str(info[4][0]) for info in socket.getaddrinfo(loaded.host, None)]
         loopback = all(ipaddress.ip_address(address).is_loopback for address in found)

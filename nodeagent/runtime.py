@@ -66,6 +66,11 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
+def remove_discovery(data_dir: Path) -> None:
+    """At an orderly end: what it names is gone."""
+    (data_dir / DISCOVERY_FILE).unlink(missing_ok=True)
+
+
 def write_discovery(data_dir: Path, fields: dict[str, object]) -> None:
     """Tells other processes on this host what was really bound. Raises OSError."""
     write_atomically(data_dir / DISCOVERY_FILE, json.dumps(fields).encode(), 0o644)

@@ -24,7 +24,7 @@ async def _serving(cp: FakeControlPlane, agent: RunningAgent, *flags: str) -> An
 async def test_drain_is_announced_and_the_control_plane_drains(
     controlplane: FakeControlPlane, agent: RunningAgent
 ) -> None:
-    """NA10: SIGTERM announces, lets the control plane drain, says goodbye, exits 0; the stream finishes."""
+    """CM9, NA10: SIGTERM announces, lets the control plane drain, says goodbye, exits 0; the stream finishes."""
     report = await _serving(controlplane, agent)
     stream = asyncio.create_task(stream_words(f"http://{report.endpoint}", "z", 100))
     await eventually(lambda: controlplane.reports["w-1"].in_flight == 1)
@@ -39,6 +39,7 @@ async def test_drain_is_announced_and_the_control_plane_drains(
     assert controlplane.goodbyes == ["stopped"]
     assert controlplane.reports["w-1"].phase is P.STOPPED
     assert not marked(agent.marker)
+    assert not (agent.data_dir / "nodeagent.json").exists()
 
 
 async def test_a_stop_without_a_control_plane_drains_by_itself(
@@ -116,7 +117,8 @@ async def test_one_agent_per_data_dir(controlplane: FakeControlPlane, agent: Run
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--host", "0.0.0.0"), ("host", "insecure")),
+        (("--host", "0.0.0.0", "--advertised-host", "gpu7"), ("host", "insecure")),
+        (("--host", "0.0.0.0", "--insecure"), ("advertised_host", "0.0.0.0")),
         (("--port-first", "5000", "--port-last", "4000"), ("port_last", "4000")),
         (("--controlplane", "nonsense"), ("controlplane", "nonsense")),
         (("--parallel-starts", "0"), ("parallel_starts", "0")),
