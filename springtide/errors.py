@@ -18,6 +18,13 @@ SpringtideError
 from collections.abc import Iterable, Mapping
 
 DOMAIN = "springtide"
+MAX_SHOWN = 200
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: bounded, since it may be a caller's whole request, and headers carry messages."""
+    text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 class SpringtideError(Exception):
@@ -80,7 +87,8 @@ class InvalidArgument(SpringtideError):
     default_reason = "INVALID_ARGUMENT"
 
     def __init__(self, *, field: str, value: object, problem: str, remedy: str, reason: str | None = None) -> None:
-        super().__init__(f"{field} = {value!r}: {problem}.", field=field, value=value, remedy=remedy, reason=reason)
+        message = f"{field} = {shown(value)}: {problem}."
+        super().__init__(message, field=field, value=value, remedy=remedy, reason=reason)
 
 
 class NotFound(SpringtideError):
@@ -95,7 +103,7 @@ class NotFound(SpringtideError):
         listed = sorted(known)[:20]
         remedy = f"Known: {', '.join(listed)}." if listed else f"There is no {kind} yet."
         super().__init__(
-            f"{kind} {name!r} does not exist.",
+            f"{kind} {shown(name)} does not exist.",
             field=kind,
             value=name,
             remedy=remedy,

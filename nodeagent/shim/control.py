@@ -12,6 +12,7 @@ from springtide.dataplane.messages import Answer, Outcome, Reply, Request, Retry
 from springtide.v1 import shim_pb2
 
 MAX_WAIT_S = 60.0
+MAX_GRACE_S = 86_400.0
 _ADMISSIONS = (STARTING, OPEN, PAUSED, DRAINING)
 
 M = TypeVar("M", bound=Message)
@@ -87,6 +88,8 @@ class Control:
         return self._reply()
 
     def _begin_stop(self, order: shim_pb2.StopEngine) -> Answer:
+        if not 0 <= order.grace_s <= MAX_GRACE_S:
+            return _error(400, f"graceS {order.grace_s} is not between 0 and {MAX_GRACE_S:g}")
         if self._state.process != ENDED:
             self._stop(order.grace_s)
         return self._reply()

@@ -98,7 +98,7 @@ def parse_request_head(head: bytes, max_headers: int) -> tuple[Request, Body]:
     if method == "CONNECT":
         raise HeadError(405, "CONNECT is not served")
     request = Request(
-        method, _target(sink.url), headers, keep_alive=parser.should_keep_alive(), http_1_0=version == "1.0"
+        method, _target(sink.url), headers, keep_alive=_keeps_alive(version, headers), http_1_0=version == "1.0"
     )
     if version == "1.1" and request.header(b"host") is None:
         raise HeadError(400, "the Host header is missing")
@@ -172,7 +172,18 @@ def parse_response_head(head: bytes, method: str = "POST") -> ResponseHead:
         body = LengthBody(0)
     else:
         body = _response_body(sink.headers)
-    return ResponseHead(status, sink.reason, sink.headers, parser.should_keep_alive(), body)
+    return ResponseHead(
+        status, sink.reason, sink.headers, _keeps_alive(parser.get_http_version(), sink.headers), body
+    )
+
+
+def _keeps_alive(version: str, headers: Headers) -> bool:
+    """What the head says of its connection. The parser's own answer is gone once a message without a body is over."""
+    said = b",".join(value for name, value in headers if name == b"connection").lower()
+    if not said:
+        return version == "1.1"
+    options = {option.strip() for option in said.split(b",")}
+    return b"close" not in options and (version == "1.1" or b"keep-alive" in options)
 
 
 def _response_body(headers: Headers) -> Body:
