@@ -10,10 +10,10 @@ export PYTHON
 
 BIN := .venv/bin
 BUF := node_modules/.bin/buf
-PACKAGES := $(wildcard springtide controlplane nodeagent router provisioner simulator)
+PACKAGES := $(wildcard springtide controlplane nodeagent router provisioner simulator bench)
 ARGS :=
 
-.PHONY: help setup run test test-fast check format protos baseline lock clean
+.PHONY: help setup run test test-fast check format protos baseline lock bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -62,6 +62,11 @@ baseline: ## at a release: make today's protos what later ones must stay compati
 lock: ## write requirements/*.txt again (ARGS=--upgrade moves to the newest releases)
 	@scripts/lock.sh $(ARGS)
 
+bench: ## the router beside its peers, into docs/benchmarks (ARGS=--quick: under three minutes)
+	@scripts/setup.sh
+	@bench/setup.sh
+	@$(BIN)/python -m bench $(ARGS)
+
 clean: ## remove environments, caches and what a stack wrote here
-	rm -rf .venv .venv-vllm node_modules build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .springtide
+	rm -rf .venv .venv-vllm .venv-bench node_modules build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .springtide
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
