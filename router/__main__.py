@@ -9,16 +9,19 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from router import processes
 from router.config import RouterConfig
+from router.core.board import ONE_PROCESS, Board
 from router.core.kept import Budget
 from router.grpc_port import GrpcPort
 from router.http_front import HttpFront
+from router.tokens import Guarded
 from router.upstream import Continuing, Dispatcher
 from router.watch import Watch
 from springtide import __version__, notify, telemetry
@@ -26,6 +29,7 @@ from springtide.config import load
 from springtide.dataplane import Limits, RelayServer
 from springtide.errors import FailedPrecondition, InvalidArgument, SpringtideError
 from springtide.rpc import Security, parse_address
+from springtide.rpc.fronted import authorizer, tls_context
 
 log = logging.getLogger("router")
 
@@ -38,7 +42,11 @@ def main(argv: list[str] | None = None) -> int:
         telemetry.setup("springtide-router", level=config.log_level)
         data_dir = Path(config.data_dir)
         data_dir.mkdir(parents=True, exist_ok=True)
-        uvloop.run(run(config, data_dir))
+        place = processes.place()
+        if config.workers > 1 and place is None:
+            uvloop.run(run_several(config, data_dir, sys.argv[1:] if argv is None else argv))
+        else:
+            uvloop.run(run(config, data_dir, place))
     except (SpringtideError, OSError) as error:
         print(f"router: {error}", file=sys.stderr)
         return 2
@@ -58,24 +66,47 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--metrics-port", dest="metrics_port", type=int)
     parser.add_argument("--log-level", dest="log_level")
     parser.add_argument("--drain-timeout-s", dest="drain_timeout_s", type=float)
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that share the ports and one view of load")
     return parser
 
 
-async def run(config: RouterConfig, data_dir: Path) -> None:
+async def run_several(config: RouterConfig, data_dir: Path, arguments: Sequence[str]) -> None:
+    """Watches over the processes of `workers` until SIGTERM or SIGINT. Raises SpringtideError."""
+    parse_address(config.controlplane, "controlplane")
+    router_id = config.router_id or _kept_id(data_dir)
+    await processes.Processes(config, data_dir, router_id, arguments).serve(_stop_on_signals())
+
+
+async def run(config: RouterConfig, data_dir: Path, place: processes.Place | None = None) -> None:
     """Serves until SIGTERM or SIGINT. Raises SpringtideError when it cannot start."""
     parse_address(config.controlplane, "controlplane")
+    stop = _stop_on_signals()
+    board: Board = ONE_PROCESS
+    if place is not None:
+        config, board = place.configured(config), place.shared_board()
+        place.watch_parent(stop)
+    continuing = Continuing(config.continue_streams, config.max_continuations, Budget(config.continuation_max_bytes))
+    dispatcher = Dispatcher(config.timeouts, config.max_attempts, board, continuing=continuing)
+    discovery = data_dir / (place.discovery if place is not None else "router.json")
+    async with contextlib.AsyncExitStack() as stack:
+        await _serve(config, data_dir, discovery, dispatcher, stop, stack)
+
+
+def _stop_on_signals() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    continuing = Continuing(config.continue_streams, config.max_continuations, Budget(config.continuation_max_bytes))
-    dispatcher = Dispatcher(config.timeouts, config.max_attempts, continuing=continuing)
-    async with contextlib.AsyncExitStack() as stack:
-        await _serve(config, data_dir, dispatcher, stop, stack)
+    return stop
 
 
 async def _serve(
-    config: RouterConfig, data_dir: Path, dispatcher: Dispatcher, stop: asyncio.Event, stack: contextlib.AsyncExitStack
+    config: RouterConfig,
+    data_dir: Path,
+    discovery: Path,
+    dispatcher: Dispatcher,
+    stop: asyncio.Event,
+    stack: contextlib.AsyncExitStack,
 ) -> None:
     limits = Limits(max_body_bytes=config.max_body_bytes, max_connections=config.max_connections)
     security = config.security
@@ -86,7 +117,8 @@ async def _serve(
         token_file=security.token_file,
         insecure=security.insecure,
     )
-    port = GrpcPort(dispatcher, limits, files, config.generate_front)
+    shares = discovery.name != "router.json"
+    port = GrpcPort(dispatcher, limits, files, config.generate_front, reuse_port=shares)
     stack.callback(port.close)
     grpc_at = port.listen(config.listen, setting="listen")
 
@@ -98,9 +130,9 @@ async def _serve(
     router_id = config.router_id or _kept_id(data_dir)
     watch = Watch(dispatcher, config.controlplane, router_id, uuid.uuid4().hex, __version__, on_table)
     front = HttpFront(dispatcher, lambda: watch.connected)
-    relay = RelayServer(front, limits)
+    relay = RelayServer(Guarded(front, authorizer(files)) if files.token_file else front, limits)
     dispatcher.pools.append(relay.pool)
-    http_at = await _listen_http(relay, config)
+    http_at = await _listen_http(relay, config, files, shares)
     metrics = telemetry.prometheus_server(
         config.metrics_host, config.metrics_port, dispatcher.metrics.registry, insecure=config.security.insecure
     )
@@ -108,7 +140,7 @@ async def _serve(
         stack.callback(metrics.close)
     await port.start()
     addresses = {"grpc": grpc_at, "http": http_at, **({"metrics": metrics.address} if metrics else {})}
-    _write_discovery(data_dir / "router.json", {"pid": os.getpid(), "router_id": router_id, **addresses})
+    _write_discovery(discovery, {"pid": os.getpid(), "router_id": router_id, **addresses})
     log.info("router serves", extra={"router_id": router_id, **addresses})
     async with _background(watch.run()), _background(notify.feed_watchdog()):
         notify.ready("waiting for the routing table")
@@ -134,18 +166,19 @@ async def _background(work: Any) -> AsyncIterator[None]:
             await task
 
 
-async def _listen_http(relay: RelayServer, config: RouterConfig) -> str:
+async def _listen_http(relay: RelayServer, config: RouterConfig, security: Security, reuse_port: bool) -> str:
     address = parse_address(config.http_listen, "http_listen")
-    if not address.is_loopback and not config.security.insecure:
+    if not (address.is_loopback or (security.has_tls and security.authenticates) or security.insecure):
         raise InvalidArgument(
             field="http_listen",
             value=config.http_listen,
-            problem="is reachable from other machines, and this front has neither TLS nor tokens of its own",
-            remedy="Listen on 127.0.0.1 behind a TLS proxy, or set security.insecure = true in a trusted network.",
+            problem="is reachable from other machines, which needs TLS and tokens",
+            remedy="Set security.tls_cert, tls_key and token_file (or tls_client_ca), or listen on 127.0.0.1.",
             reason="INSECURE_LISTENER",
         )
+    tls = tls_context(security, "http/1.1")
     try:
-        port = await relay.start(address.host, address.port)
+        port = await relay.start(address.host, address.port, reuse_port=reuse_port, tls=tls)
     except OSError as error:
         raise FailedPrecondition(
             f"http_listen = {config.http_listen}: {error.strerror or error}.",

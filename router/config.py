@@ -7,7 +7,7 @@ from springtide.config import setting
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """Files that open the gRPC listener to other machines."""
+    """Files that open the listeners to other machines: both fronts speak TLS and ask for tokens then."""
 
     tls_cert: str = setting("", doc="certificate (PEM)")
     tls_key: str = setting("", doc="private key (PEM)")
@@ -58,6 +58,12 @@ class RouterConfig:
     )
     max_body_bytes: int = setting(32 * 1024 * 1024, doc="largest HTTP request body", unit="bytes", minimum=1024)
     max_connections: int = setting(20_000, doc="HTTP client connections at a time", minimum=1)
+    workers: int = setting(
+        1,
+        doc="processes that share the ports and one view of load; each relays on one core",
+        minimum=1,
+        maximum=64,
+    )
     drain_timeout_s: float = setting(30.0, doc="on SIGTERM: how long running requests may finish", unit="s", minimum=0)
     timeouts: Timeouts = field(default_factory=Timeouts)
     security: TlsConfig = field(default_factory=TlsConfig)

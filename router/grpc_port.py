@@ -25,7 +25,14 @@ FRONTS = ("h2", "grpcio")
 class GrpcPort:
     """`listen`, `start`, `stop`, in this order. `server` is grpc.aio's."""
 
-    def __init__(self, dispatcher: Dispatcher, limits: Limits, security: Security, generate_front: str) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        limits: Limits,
+        security: Security,
+        generate_front: str,
+        reuse_port: bool = False,
+    ) -> None:
         if generate_front not in FRONTS:
             raise InvalidArgument(
                 field="generate_front",
@@ -33,7 +40,8 @@ class GrpcPort:
                 problem="is no front for Generate",
                 remedy=f"Set one of: {', '.join(FRONTS)}.",
             )
-        self.server = Server(security)
+        self.server = Server(security, reuse_port=reuse_port)
+        self._reuse_port = reuse_port
         self.service = GenerationService(dispatcher, limits)
         self.server.add(add_GenerationServiceServicer_to_server, self.service, SERVICE)
         self.front: GenerateFront | None = None
@@ -53,6 +61,8 @@ class GrpcPort:
         family = socket.AF_INET6 if ":" in parsed.host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if self._reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             listening.bind((parsed.host, parsed.port))
         except OSError:

@@ -8,6 +8,7 @@ so that a client that leaves is seen at once.
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -285,8 +286,10 @@ class RelayServer:
         sock: socket.socket | None = None,
         path: Path | None = None,
         reuse_port: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> int:
         """Listens on a TCP address, a given listening socket, or a unix path. Gives the bound TCP port (0 for unix).
+        With `tls` a client has the time of a head to shake hands.
 
         Raises OSError when the address is in use.
         """
@@ -297,7 +300,15 @@ class RelayServer:
         elif sock is not None:
             server = await self.loop.create_server(factory, sock=sock, backlog=1024)
         else:
-            server = await self.loop.create_server(factory, host, port, backlog=1024, reuse_port=reuse_port or None)
+            server = await self.loop.create_server(
+                factory,
+                host,
+                port,
+                backlog=1024,
+                reuse_port=reuse_port or None,
+                ssl=tls,
+                ssl_handshake_timeout=self.limits.head_timeout_s if tls is not None else None,
+            )
         self._servers.append(server)
         name = server.sockets[0].getsockname()
         return int(name[1]) if isinstance(name, tuple) else 0

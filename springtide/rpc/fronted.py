@@ -1,4 +1,4 @@
-"""The same security for a server of our own in front of a `Server`: TLS with ALPN h2, and its tokens."""
+"""The same security as a `Server`'s for one of our own: TLS with an ALPN protocol, and its tokens."""
 
 import ssl
 from collections.abc import Callable
@@ -11,13 +11,13 @@ Authorize = Callable[[bytes | None], SpringtideError | None]
 """Takes the value of `authorization`; gives the error that the call ends with, or None where it may go on."""
 
 
-def tls_context(security: Security) -> ssl.SSLContext | None:
-    """For a listener; None without TLS. Raises InvalidArgument."""
+def tls_context(security: Security, protocol: str = "h2") -> ssl.SSLContext | None:
+    """For a listener, with `protocol` as its ALPN name; None without TLS. Raises InvalidArgument."""
     if not security.has_tls:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([protocol])
     try:
         context.load_cert_chain(security.tls_cert, security.tls_key)
         if security.tls_client_ca:

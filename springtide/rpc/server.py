@@ -40,10 +40,10 @@ class Security:
         return bool(self.token_file or self.tls_client_ca)
 
 
-def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """Options shared by all servers: no two servers on one port, dead peers found, messages bounded."""
+def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, reuse_port: bool = False) -> list[tuple[str, int]]:
+    """Options shared by all servers: no two servers on one port unless told, dead peers found, messages bounded."""
     return [
-        ("grpc.so_reuseport", 0),  # else a second server would share the port silently
+        ("grpc.so_reuseport", int(reuse_port)),  # else a second server would share the port silently
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 10_000),
@@ -58,12 +58,15 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str
 class Server:
     """Wraps grpc.aio.Server. Add services, listen, start; health answers per service and for "" (the whole)."""
 
-    def __init__(self, security: Security | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self, security: Security | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES, reuse_port: bool = False
+    ) -> None:
         self._security = security or Security()
+        self._reuse_port = reuse_port  # other processes of ours listen there, too
         interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
         if self._security.token_file:
             interceptors.append(TokenInterceptor(read_tokens(self._security.token_file)))
-        self._server = grpc.aio.server(interceptors=interceptors, options=server_options(max_message_bytes))
+        self._server = grpc.aio.server(interceptors=interceptors, options=server_options(max_message_bytes, reuse_port))
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
 
@@ -99,7 +102,8 @@ class Server:
                 remedy="Set tls_cert, tls_key and token_file (or tls_client_ca), or listen on 127.0.0.1.",
                 reason="INSECURE_LISTENER",
             )
-        _check_free(parsed, setting)
+        if not self._reuse_port:
+            _check_free(parsed, setting)
         return parsed
 
     def listen_privately(self, path: str) -> None:
