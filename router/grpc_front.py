@@ -3,20 +3,24 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import grpc
 import grpc.aio
 import orjson
 
+from router.continuation import Closing, Continuation, Ready, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
+from router.core.sequel import Sequel
 from router.core.want import Want, read_want
 from router.generation import Progress, translate
 from router.upstream import AttemptEnd, Dispatcher
-from springtide.dataplane import FAULT_HEADER, Limits, OutcomeKind, UpstreamPool
+from router.waiting import seated
+from springtide.dataplane import FAULT_HEADER, Limits, OutcomeKind, Route, UpstreamPool
 from springtide.dataplane.client import Answer, UpstreamFailure, call
 from springtide.errors import Conflict, InvalidArgument, NotFound, SpringtideError, Unavailable
 from springtide.v1 import generation_pb2 as pb
@@ -30,6 +34,9 @@ log = logging.getLogger(__name__)
 
 FRONT = "grpc"
 _JSON = [(b"content-type", b"application/json")]
+_GUARANTEE = "springtide-continuation"
+_CONTINUATIONS = "springtide-continuations"
+"""Trailing metadata of a stream that went on elsewhere: exact or same-distribution, and how often."""
 
 
 class Refused(Exception):
@@ -93,109 +100,211 @@ class GenerationService(GenerationServiceServicer):
         except SpringtideError:
             self._dispatcher.closed(ticket, FRONT, OutcomeKind.OK)  # the client's fault
             raise
+        parsed = orjson.loads(body)
+        way = Continuation.begin(self._dispatcher, ticket, FRONT, target == "/v1/chat/completions", parsed)
+        way.traceparent = dict(context.invocation_metadata() or ()).get("traceparent") or ""  # type: ignore[assignment]
+        if way.kept is not None and not request.return_token_ids:
+            body = orjson.dumps({**parsed, "return_token_ids": True})
+        try:
+            async with aclosing(self._attempts(ticket, request_id, target, body, way)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            context.set_trailing_metadata(
+                ((_GUARANTEE, way.guarantee), (_CONTINUATIONS, str(way.losses))) if way.losses else ()
+            )
+            way.close()
+
+    async def _attempts(
+        self, ticket: Ticket, request_id: str, target: str, body: bytes, way: Continuation
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         fault: SpringtideError | None = None
+        started = False
         while True:
-            await self._seat(ticket, fault)
-            attempt = _Attempt(self._dispatcher, ticket, request_id)
-            async with aclosing(attempt.run(self.pool, self._limits, target, body)) as responses:
+            if not started:
+                await self._seat(ticket, fault)
+                attempt = _Attempt(self._dispatcher, ticket, request_id, way)
+                run = attempt.run(self.pool, self._limits, target, body)
+            else:
+                found = await way.next(request_id.encode(errors="replace"))
+                if isinstance(found, Closing):
+                    for response in attempt.closing(found):
+                        yield response
+                    return
+                attempt = _Attempt(self._dispatcher, ticket, request_id, way, attempt.progress)
+                run = attempt.resume(self.pool, self._limits, found)
+            async with aclosing(run) as responses:
                 async for response in responses:
                     yield response
             if not attempt.again:
                 return
+            started = attempt.started
             fault = attempt.fault
 
     async def _seat(self, ticket: Ticket, fault: SpringtideError | None) -> None:
         """Waits for a worker. Raises what the request failed with, where no other worker takes it."""
-        dispatcher = self._dispatcher
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def grant() -> None:
-            if granted.done():
-                dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, False), FRONT)
-            else:
-                granted.set_result(None)
-
-        def deny(error: SpringtideError | None) -> None:
-            if not granted.done():
-                granted.set_exception(error or Unavailable("The router is stopping.", reason="STOPPING"))
-
         try:
-            if dispatcher.place(ticket, grant, deny):
-                return
-            await granted
-        except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled() and granted.exception() is None:
-                dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, False), FRONT)
-            dispatcher.cancel(ticket, FRONT)
-            raise
+            await seated(self._dispatcher, ticket, FRONT, fault)
         except SpringtideError as error:
-            dispatcher.closed(ticket, FRONT, OutcomeKind.REFUSED)
             raise fault or error from None
 
 
 class _Attempt:
     """One try on the ticket's worker. Afterwards `again` says whether another one is to follow, `fault` why."""
 
-    def __init__(self, dispatcher: Dispatcher, ticket: Ticket, request_id: str) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        ticket: Ticket,
+        request_id: str,
+        way: Continuation,
+        earlier: Progress | None = None,
+    ) -> None:
         self.again = False
         self.fault: SpringtideError | None = None
+        self.progress = earlier or Progress(chat=False)
         self._dispatcher = dispatcher
         self._ticket = ticket
         self._request_id = request_id
+        self._way = way
+        self._resumed = earlier is not None
         assert ticket.seat is not None
         self._seat = ticket.seat
         self._loop = asyncio.get_running_loop()
         self._first_token_at: float | None = None
         self._events = 0
 
+    @property
+    def started(self) -> bool:
+        """The client has something of the answer."""
+        return self._resumed or self._first_token_at is not None
+
     async def run(
         self, pool: UpstreamPool, limits: Limits, target: str, body: bytes
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """The responses of this attempt. Raises the error that ends the call."""
+        """The responses of a first attempt. Raises the error that ends the call."""
+        route = self._dispatcher.route(self._ticket, self._request_id.encode(errors="replace"), stream=True)
+        progress = self.progress = Progress(chat=target == "/v1/chat/completions")
+        kept, terms = self._way.kept, self._way.terms
+        visible = terms is None or terms.ids_visible
+
+        def read(data: bytes) -> pb.Tokens | None:
+            tokens = progress.read(data)
+            if kept is not None:
+                if progress.prompt is not None:
+                    kept.open(progress.prompt)
+                    progress.prompt = None
+                if tokens is not None:
+                    kept.note(tokens.token_ids, bool(tokens.text), tokens.text)
+                kept.finish = progress.finish_reason or None
+                if tokens is not None and not visible:
+                    del tokens.token_ids[:]
+                    return tokens if tokens.text else None
+            return tokens
+
+        async with aclosing(self._relay(pool, limits, replace(route, target=target, body=body), read)) as responses:
+            async for response in responses:
+                yield response
+
+    async def resume(
+        self, pool: UpstreamPool, limits: Limits, ready: Ready
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """The responses of a part that goes on with the stream."""
+        kept, terms, progress = self._way.kept, self._way.terms, self.progress
+        assert kept is not None
+        assert terms is not None
+        sequel = Sequel(terms, kept, ready.withheld)
+        progress.prompt_tokens = kept.prompt_count()
+
+        def read(data: bytes) -> pb.Tokens | None:
+            piece = sequel.read(orjson.loads(data))
+            if piece is None:
+                return None
+            progress.finish_reason = piece.finish_reason or progress.finish_reason
+            progress.completion_tokens = piece.total
+            ids = piece.ids if terms.ids_visible else ()
+            if sequel.stopped:
+                self._stop = True
+            return pb.Tokens(text=piece.text, token_ids=ids) if piece.text or ids else None
+
+        async with aclosing(self._relay(pool, limits, ready.route, read)) as responses:
+            async for response in responses:
+                yield response
+
+    _stop = False
+
+    async def _relay(
+        self, pool: UpstreamPool, limits: Limits, route: Route, read: Callable[[bytes], pb.Tokens | None]
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
         ticket = self._ticket
-        route = self._dispatcher.route(ticket, self._request_id.encode(errors="replace"), stream=True)
-        progress = Progress(chat=target == "/v1/chat/completions")
         end = OutcomeKind.CLIENT_GONE
         refusal = timeout = fault = ""
+        code: object = None
         error: SpringtideError | None = None
+        begun = False
         try:
-            async with call("POST", route, target, body, _JSON, pool, limits) as answer:
+            async with call("POST", route, route.target or "/", route.body or b"", _JSON, pool, limits) as answer:
                 if not answer.event_stream:
                     raise await _refused(answer)
                 async for data in answer.events():
-                    tokens = progress.read(data)
-                    if tokens is None:
-                        continue
+                    tokens = read(data)
                     self._events += 1
-                    if self._first_token_at is None:
-                        self._first_token_at = self._loop.time()
-                        if route.on_first_byte is not None:
-                            route.on_first_byte(self._first_token_at)
-                        yield pb.GenerateResponse(started=self._started())
-                    yield pb.GenerateResponse(tokens=tokens)
+                    if not begun:
+                        begun = True
+                        if self._resumed and route.on_first_byte is not None:
+                            route.on_first_byte(self._loop.time())
+                    if tokens is not None:
+                        if self._first_token_at is None:
+                            self._first_token_at = self._loop.time()
+                            if not self._resumed:
+                                if route.on_first_byte is not None:
+                                    route.on_first_byte(self._first_token_at)
+                                yield pb.GenerateResponse(started=self._started())
+                        yield pb.GenerateResponse(tokens=tokens)
+                    if self._stop:
+                        break
             end = OutcomeKind.OK
         except UpstreamFailure as failure:
             end = OutcomeKind.OK if _clients_fault(failure) else failure.kind
             timeout = failure.timeout
+            reported = failure.error or {}
+            code, fault = reported.get("code"), fault_of(str(reported.get("type") or ""))
             error = self._lost(failure)
         except Refused as answered:
             end, refusal, fault = answered.kind, answered.refusal, answered.fault
             error = self._answered(answered)
-        except (ValueError, AttributeError, TypeError) as wrong:
+            if self._resumed and end is OutcomeKind.OK:  # an engine that does not take the continuation
+                end = OutcomeKind.BAD_RESPONSE
+        except (ValueError, AttributeError, TypeError, KeyError) as wrong:
             end = OutcomeKind.BAD_RESPONSE
             error = self._lost(UpstreamFailure(end, f"the engine sent an event that is none: {wrong}"))
         finally:
-            started = self._first_token_at is not None
-            ending = AttemptEnd(end, started, refusal, timeout, fault, self._events, self._first_token_at)
+            events = self._events if self._first_token_at is not None else 0
+            ending = AttemptEnd(
+                end, self.started, refusal, timeout, fault, events, self._first_token_at, resumed=self._resumed
+            )
+            if self.started and error is not None:
+                ending = replace(ending, continuable=self._way.lost(ending, self._seat, code))
             ruling = self._dispatcher.ended(ticket, ending, FRONT)
         if error is not None:
-            self.again = ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE)
+            self.again = ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE, Verdict.CONTINUE)
             self.fault = None if end is OutcomeKind.REFUSED else error
             if not self.again:
                 raise error
             return
-        if self._first_token_at is None:
+        if not self.started:
             yield pb.GenerateResponse(started=self._started())
+        yield pb.GenerateResponse(finished=self.progress.finished())
+
+    def closing(self, closing: Closing) -> Iterator[pb.GenerateResponse]:
+        """What is left to say where nothing is left to generate."""
+        progress, kept = self.progress, self._way.kept
+        assert kept is not None
+        if closing.text:
+            yield pb.GenerateResponse(tokens=pb.Tokens(text=closing.text))
+        progress.finish_reason = closing.finish_reason or progress.finish_reason
+        if progress.completion_tokens is None or closing.finish_reason is not None:
+            progress.prompt_tokens, progress.completion_tokens = kept.prompt_count(), closing.total
         yield pb.GenerateResponse(finished=progress.finished())
 
     def _started(self) -> pb.Started:
@@ -212,9 +321,10 @@ class _Attempt:
     def _lost(self, failure: UpstreamFailure) -> SpringtideError:
         if _clients_fault(failure):
             return InvalidArgument(field="request", value="", problem=str(failure), remedy="Correct the request.")
-        if self._first_token_at is not None:
+        if self.started:
+            why = f" It cannot be continued: {self._way.bar}." if self._way.bar else ""
             return Conflict(
-                f"The stream was lost after {self._events} events: {failure}.",
+                f"The stream was lost after {self._events} events: {failure}.{why}",
                 reason="STREAM_LOST",
                 remedy="Send the request again.",
             )

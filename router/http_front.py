@@ -4,15 +4,19 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 
+from router.continuation import Continuation, Ready, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
+from router.core.sequel import Piece
 from router.core.want import read_want
+from router.resumed import Resumed, Writer
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import (
     FAULT_HEADER,
@@ -25,12 +29,15 @@ from springtide.dataplane import (
     Request,
     Retry,
     Route,
+    ShapeError,
     error_reply,
 )
 from springtide.errors import InvalidArgument, NotFound, SpringtideError
 
 TOKEN_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings"))
 FRONT = "http"
+CONTINUATION_HEADER = b"x-springtide-continuation"
+"""On streams: how this one would be continued on another worker (exact, same-distribution, none)."""
 _JSON = (b"content-type", b"application/json")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -46,6 +53,10 @@ class Call:
     """Replaces the client's body: it named the pool where the engine knows the served name."""
     fault: Reply | None = None
     """What the client gets when no other worker takes it."""
+    continuation: Continuation | None = None
+    """Of a stream."""
+    resumed: bool = False
+    """The attempt under way goes on with a stream that was lost."""
 
 
 class HttpFront:
@@ -93,10 +104,22 @@ class HttpFront:
             _fault(outcome),
             outcome.events,
             outcome.first_byte_at,
+            resumed=call.resumed,
         )
+        way, seat = call.continuation, call.ticket.seat
+        if outcome.response_started and way is not None and seat is not None:
+            end = replace(end, continuable=way.lost(end, seat, outcome.error_code))
         ruling = self._dispatcher.ended(call.ticket, end, FRONT)
-        if ruling.verdict not in (Verdict.RETRY, Verdict.REQUEUE):
+        if ruling.verdict not in (Verdict.RETRY, Verdict.REQUEUE, Verdict.CONTINUE):
+            if way is not None:
+                way.close()
+                if outcome.response_started and outcome.answer is not None:
+                    outcome.answer = _with_reason(outcome.answer, way.bar)
             return None
+        if outcome.response_started and way is not None:
+            call.resumed = True
+            call.fault = outcome.answer or call.fault
+            return Retry(self._resume(call, way))
         if outcome.kind is not OutcomeKind.REFUSED:
             call.fault = outcome.answer
         return Retry(self._place(request, call))
@@ -127,12 +150,24 @@ class HttpFront:
             model = models[0]
         if not isinstance(model, str):
             raise InvalidArgument(field="model", value=model, problem="is not a string", remedy="Name a model.")
+        stream = body.get("stream")
+        if stream is not None and not isinstance(stream, bool):  # engines read "yes" and 1 as they like
+            raise InvalidArgument(field="stream", value=stream, problem="is not a boolean", remedy="Say true or false.")
         headers = {name: value for name, value in request.headers if name.startswith(b"x-")}
         want = read_want(headers, body, len(request.body), request_id.decode("latin-1"))
         ticket = self._dispatcher.open(model, want=want)
         served = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
-        return Call(ticket, request_id, body.get("stream") is True, changed)
+        call = Call(ticket, request_id, body.get("stream") is True, changed)
+        if call.stream and request.path != "/v1/embeddings":
+            chat = request.path == "/v1/chat/completions"
+            way = call.continuation = Continuation.begin(
+                self._dispatcher, ticket, FRONT, chat, body if served == model else {**body, "model": served}
+            )
+            way.traceparent = (request.header(b"traceparent") or b"").decode("latin-1")
+            if way.terms is not None and not way.terms.ids_visible:
+                call.body = _asking_for_ids(changed or request.body, body)
+        return call
 
     def _place(self, request: Request, call: Call) -> Answer | Awaitable[Answer]:
         dispatcher, ticket = self._dispatcher, call.ticket
@@ -161,7 +196,33 @@ class HttpFront:
         return answer
 
     def _route(self, call: Call) -> Route:
-        return self._dispatcher.route(call.ticket, call.request_id, call.stream, call.body)
+        route = self._dispatcher.route(call.ticket, call.request_id, call.stream, call.body)
+        way = call.continuation
+        if way is None:
+            return route
+        headers = (*route.reply_headers, (CONTINUATION_HEADER, way.guarantee.encode()))
+        return replace(route, shaper=way.kept, reply_headers=headers)
+
+    async def _resume(self, call: Call, way: Continuation) -> Answer:
+        """A stream that was lost goes on elsewhere, or ends explicitly."""
+        kept, asked = way.kept, way.terms
+        assert kept is not None
+        assert asked is not None
+        try:
+            found = await way.next(call.request_id)
+            if isinstance(found, Ready):
+                return replace(found.route, shaper=Resumed(asked, kept, found.withheld))
+            writer = Writer(asked, kept)
+            last = b""
+            if found.finish_reason is not None:
+                last = writer.event(Piece(found.text, [], found.finish_reason, None, found.total))
+            reply = Reply(200, (), last + writer.closing(found.total))
+        except SpringtideError as error:
+            reply = as_reply(error)
+        except ShapeError as error:
+            reply = as_reply(way.error(str(error)))
+        way.close()
+        return reply
 
     def _denied(self, call: Call, error: SpringtideError | None) -> Reply:
         if error is not None and call.fault is None:
@@ -243,7 +304,29 @@ def as_reply(error: SpringtideError, request_id: bytes = b"") -> Reply:
     return Reply(error.http_status, tuple(headers), orjson.dumps(error.openai_body()))
 
 
+def _asking_for_ids(raw: bytes, body: Mapping[str, Any]) -> bytes:
+    """The same request, which asks for token ids as well; not written anew where that can be helped."""
+    raw = raw.rstrip()
+    if "return_token_ids" in body or not body:
+        return orjson.dumps({**orjson.loads(raw), "return_token_ids": True})
+    return raw[:-1] + b',"return_token_ids":true}'
+
+
+def _with_reason(answer: Reply, why: str) -> Reply:
+    """The error of a lost stream, with the reason why it does not go on."""
+    if not why:
+        return answer
+    try:
+        body = orjson.loads(answer.body)
+        body["error"]["message"] += f" The stream cannot be continued: {why}."
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return answer
+    return replace(answer, body=orjson.dumps(body))
+
+
 def _fault(outcome: Outcome) -> str:
+    if outcome.error_type:
+        return fault_of(outcome.error_type)
     if outcome.kind is not OutcomeKind.ERROR_STATUS:
         return ""
     return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")

@@ -34,6 +34,12 @@ class Metrics:
             ("pool", "cause"),
             registry=self.registry,
         )
+        self.continuations = Counter(
+            "springtide_router_continuations",
+            "Streams that lost their worker after the first token, by pool, reason of the loss and result.",
+            ("pool", "reason", "result"),
+            registry=self.registry,
+        )
         self.rejected = Counter(
             "springtide_router_rejected",
             "Requests refused for lack of a worker, by pool and reason.",

@@ -4,12 +4,13 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from router.config import Timeouts
 from router.core.admission import Admission, Granted, Ticket
 from router.core.board import ONE_PROCESS, Board
+from router.core.kept import Budget
 from router.core.retry import Ruling, Verdict, rule
 from router.core.seat import Seat
 from router.core.table import Change
@@ -36,6 +37,19 @@ class AttemptEnd:
     """What the shim says of its engine (FAULT_HEADER)."""
     events: int = 0
     first_byte_at: float | None = None
+    continuable: bool = False
+    """An event stream that can go on elsewhere. Matters once the response has started."""
+    resumed: bool = False
+    """The attempt was itself a continuation."""
+
+
+@dataclass(slots=True)
+class Continuing:
+    """Whether and how far streams are continued."""
+
+    enabled: bool = True
+    max_continuations: int = 3
+    budget: Budget = field(default_factory=lambda: Budget(256 * 1024 * 1024))
 
 
 @lru_cache(maxsize=4096)
@@ -47,15 +61,22 @@ def _address(endpoint: str) -> TcpAddress:
 class Dispatcher:
     """Gives tickets their workers. Lives on one event loop; its clock is the loop's."""
 
-    def __init__(self, timeouts: Timeouts, max_attempts: int, board: Board = ONE_PROCESS) -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        max_attempts: int,
+        board: Board = ONE_PROCESS,
+        continuing: Continuing | None = None,
+    ) -> None:
         self.admission = Admission(random.Random(), board)
         self.metrics = Metrics(self.admission, asyncio.get_running_loop().time)
         self.on_demand: Callable[[], None] = lambda: None
         """Called when a pool's first request waits or is rejected."""
         self.pools: list[UpstreamPool] = []
         """Connection pools of the fronts: idle connections to workers that left the table are closed in them."""
+        self.continuing = continuing or Continuing()
         self._timeouts = timeouts
-        self._max_attempts = max_attempts
+        self.max_attempts = max_attempts
         self._held: dict[Ticket, tuple[Grant, Deny]] = {}
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._hot: set[str] = set()
@@ -128,8 +149,9 @@ class Dispatcher:
             refusal=end.refusal,
             timeout=end.timeout,
             attempts=ticket.attempts,
-            max_attempts=self._max_attempts,
+            max_attempts=self.max_attempts,
             fault=end.fault,
+            continuable=end.continuable,
         )
         pool, demand = ticket.pool, self.admission.demand(ticket.pool)
         self.admission.settle(ticket, ruling, end.refusal, self._loop.time())
@@ -137,13 +159,13 @@ class Dispatcher:
             if end.kind is OutcomeKind.OK:
                 self.admission.answered(ticket, end.events)
             self.metrics.of(self.metrics.tokens, pool).inc(end.events)
-        if end.first_byte_at is not None and end.events and end.response_started:
+        if end.first_byte_at is not None and end.events and end.response_started and not end.resumed:
             ttft_s = max(0.0, end.first_byte_at - ticket.arrived_at)
             demand.first_token(ttft_s)
             self.metrics.of(self.metrics.ttft, pool).observe(ttft_s)
         if ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE):
             self.metrics.retries.labels(pool, end.refusal or end.kind.value).inc()
-        else:
+        elif ruling.verdict is not Verdict.CONTINUE:
             self.closed(ticket, front, end.kind)
         if self.admission.waiting(pool):
             self._pump(pool)

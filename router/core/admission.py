@@ -117,7 +117,7 @@ class Admission:
         elif ruling.blame is Blame.REFUSAL:
             seat.refused(refusal, now)
             ticket.attempts -= 1
-        if ruling.verdict is Verdict.RETRY:
+        if ruling.verdict in (Verdict.RETRY, Verdict.CONTINUE):
             ticket.excluded[seat.id] = now + DOUBT_S
             ticket.hopeless_at = now + DOUBT_S if ruling.doubtful else None
             self.demand(ticket.pool).retries_total += 1

@@ -12,6 +12,7 @@ class Verdict(Enum):
     PASS = "pass"  # the client has its answer, or nothing can be added to it
     REQUEUE = "requeue"  # the worker took nothing: elsewhere or wait, costs no attempt
     RETRY = "retry"  # the worker failed before the first token: on another one, costs an attempt
+    CONTINUE = "continue"  # the stream was lost after it: goes on elsewhere from the tokens that the client has
     ERROR = "error"  # the client gets an error
 
 
@@ -52,12 +53,14 @@ def rule(
     attempts: int,
     max_attempts: int,
     fault: str = "",
+    continuable: bool = False,
 ) -> Ruling:
     """Decides. `fault`: what a shim says of its engine in place of an answer of the engine's (an OutcomeKind's value).
 
     `attempts` counts workers that were really tried, the present one included; refusals do not count.
 
-    RT5: before the first token another worker takes it unseen; after it the client has an explicit error already.
+    RT5: before the first token another worker takes it unseen. After it, a `continuable` stream goes on elsewhere; else
+    the client gets an explicit error.
     """
     if kind is OutcomeKind.OK:
         return Ruling(Verdict.PASS, Blame.SUCCESS)
@@ -67,10 +70,12 @@ def rule(
         return Ruling(Verdict.REQUEUE, Blame.REFUSAL)
     # The request's own patience ran out; a slow answer is not the worker's failure.
     blame = Blame.NOTHING if kind is OutcomeKind.TIMEOUT and timeout == "total" else Blame.FAILURE
+    if response_started and fault == OutcomeKind.ABORTED.value:
+        blame = Blame.NOTHING  # a drain's deadline
     lost = fault in (OutcomeKind.CONNECT_FAILED.value, OutcomeKind.UPSTREAM_EOF.value, OutcomeKind.ABORTED.value)
     doubtful = _MAY_BE_THE_REQUESTS.get(kind, True) and timeout != "connect" and not lost
     if response_started:
-        return Ruling(Verdict.PASS, blame, doubtful)
+        return Ruling(Verdict.CONTINUE if continuable else Verdict.PASS, blame, doubtful)
     if timeout == "total" or attempts >= max_attempts:
         return Ruling(Verdict.ERROR, blame, doubtful)
     return Ruling(Verdict.RETRY, blame, doubtful)
