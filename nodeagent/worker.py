@@ -232,6 +232,9 @@ class Worker:
         """From start or adoption to the end of the engine."""
         life = self._life
         if life is None:
+            if not self._entry.live and self._target is not None:  # it may have run on a node whose clock is ahead
+                above = max(self._entry.incarnation, self._target.after_incarnation)
+                self._entry = dataclasses.replace(self._entry, incarnation=above)
             life = self._life = Incarnation(self._setup, self._entry, self._wake)
             self._drain_since = None
             self.end_was_reported = False

@@ -48,6 +48,7 @@ def _from_record(snapshot: Snapshot, worker: Worker) -> DesiredWorker | None:
         kill=order.kill,
         launch=launch_of(pool, worker) if pool is not None else EngineLaunch(gpu_ids=worker.intent.gpu_ids),
         traceparent=worker.intent.traceparent,
+        after_incarnation=worker.observed.incarnation if order.want is Want.RUN else 0,
     )
 
 

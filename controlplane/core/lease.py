@@ -53,7 +53,7 @@ def silence_s(draft: Draft, node_id: str) -> float | None:
 
 
 def _register(draft: Draft, node_id: str, live: NodeLive) -> None:
-    heard = draft.now - live.last_heard_at <= draft.timing.lease_s
+    heard = draft.now < live.last_heard_at + draft.timing.lease_s  # exactly as the lease ends, see lease_end
     if live.goodbye or not live.connected or live.hello is None or not heard:
         return
     node = draft.nodes.get(node_id)

@@ -37,3 +37,4 @@ class DesiredWorker:
     abort_in_flight: bool = False  # with DRAIN: cut what still runs, with an explicit error
     kill: bool = False  # with STOP: no grace
     traceparent: str = ""
+    after_incarnation: int = 0  # with RUN: a new engine's incarnation is greater than this, whatever the clock says

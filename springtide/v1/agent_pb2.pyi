@@ -482,6 +482,7 @@ class DesiredWorker(_message.Message):
     KILL_FIELD_NUMBER: _builtins.int
     LAUNCH_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    AFTER_INCARNATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     generation: _builtins.int
@@ -495,6 +496,8 @@ class DesiredWorker(_message.Message):
     """With STOP: no grace."""
     traceparent: _builtins.str
     """Of the scaling event, W3C; the node's spans are its children. Empty: none."""
+    after_incarnation: _builtins.int
+    """Of RUN: the incarnation of a new engine is greater than this one, whatever the node's clock says. 0: none is known."""
     @_builtins.property
     def launch(self) -> Global___EngineLaunch:
         """Of RUN."""
@@ -511,10 +514,11 @@ class DesiredWorker(_message.Message):
         kill: _builtins.bool = ...,
         launch: Global___EngineLaunch | None = ...,
         traceparent: _builtins.str = ...,
+        after_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["launch", b"launch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_in_flight", b"abort_in_flight", "generation", b"generation", "kill", b"kill", "launch", b"launch", "paused", b"paused", "pool", b"pool", "traceparent", b"traceparent", "want", b"want", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_in_flight", b"abort_in_flight", "after_incarnation", b"after_incarnation", "generation", b"generation", "kill", b"kill", "launch", b"launch", "paused", b"paused", "pool", b"pool", "traceparent", b"traceparent", "want", b"want", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

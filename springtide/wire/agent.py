@@ -167,6 +167,7 @@ def desired_to_proto(desired: DesiredWorker) -> pb.DesiredWorker:
         kill=desired.kill,
         launch=launch_to_proto(desired.launch),
         traceparent=desired.traceparent,
+        after_incarnation=desired.after_incarnation,
     )
 
 
@@ -182,6 +183,7 @@ def desired_from_proto(message: pb.DesiredWorker) -> DesiredWorker:
         abort_in_flight=message.abort_in_flight,
         kill=message.kill,
         traceparent=message.traceparent,
+        after_incarnation=message.after_incarnation,
     )
 
 

@@ -209,3 +209,13 @@ async def test_what_no_shim_has_said_is_not_drained(node: Node, setup: NodeSetup
     (entry,) = setup.ledger.read_all()
     assert not Worker(setup, entry).drained, "live, and nothing heard of it"
     assert Worker(setup, dataclasses.replace(entry, live=False)).drained
+
+
+async def test_an_incarnation_is_newer_than_what_was_seen_elsewhere(node: Node) -> None:
+    """F15: this node's clock may be behind that of the node where the worker ran before."""
+    ahead = int(SystemClock().now() * 1000) + 3_600_000
+    node.apply("s", _want(Want.RUN, 1, after_incarnation=ahead))
+    report = await _until(node, P.READY)
+    assert report.incarnation == ahead + 1
+    node.apply("s", _want(Want.STOP, 2))
+    await _until(node, P.STOPPED)

@@ -114,7 +114,7 @@ def test_agent_messages_survive_the_wire() -> None:
     hello = agent.Hello("n1", "abc", NodeObserved("boot", "host", gpus, {"a": "b"}, {"u": 1}, "0.1.0"))
     assert agent.hello_from_proto(agent.hello_to_proto(hello)) == hello
     launch = EngineLaunch("sim", "m", "n", 2, ("0", "1"), ("--x",), {"a": "b"}, "/py", 4, 1.0, 2.0, "w")
-    desired = DesiredWorker("chat-1", "chat", 7, Want.DRAIN, launch, True, True, True, "tp")
+    desired = DesiredWorker("chat-1", "chat", 7, Want.DRAIN, launch, True, True, True, "tp", 41)
     assert agent.desired_from_proto(agent.desired_to_proto(desired)) == desired
 
 

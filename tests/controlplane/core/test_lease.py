@@ -264,3 +264,30 @@ def test_a_drain_under_way_ends_before_its_node_does() -> None:
     world.turn(times=17)
     assert world.workers["demo-1"].state is State.INACTIVE
     assert "drain_aborted" in world.actions("demo-1")
+
+
+def test_a_node_is_not_up_and_lost_at_the_same_time() -> None:
+    """F14: at the very end of its lease, whatever floats make of it, a connected but silent node is lost once."""
+    for heard_at in (1_000_000.0, 1_000_010.628, 1_000_003.1, 999_999.9):
+        world = two_nodes()
+        world.now = heard_at
+        world.turn(times=1)
+        world.now = world.live_nodes["n1"].last_heard_at + world.timing.lease_s
+        world.settle()
+        assert world.node_records["n1"].state is NodeState.LOST
+        assert world.actions("n1").count("node_lost") == 1
+
+
+def test_a_start_says_above_which_incarnation_it_is() -> None:
+    """F15: a node whose clock is behind the last one's still begins an incarnation that is newer than what was seen."""
+    world = two_nodes()
+    seen = world.workers["demo-1"].observed.incarnation
+    assert seen > 0
+    world.nodes["n1"].fail_starts = True
+    world.nodes["n1"].crash("demo-1")
+    world.turn(times=2)
+    (desired,) = (
+        d for node_id in world.nodes for d in desired_workers(world.snapshot(), node_id) if d.want is Want.RUN
+    )
+    assert desired.worker_id == "demo-1"
+    assert desired.after_incarnation >= seen
