@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,31 @@ def _write(world: World, slo: Slo, options: dict[str, Any]) -> None:
     command = "springtide simulate " + " ".join(sys.argv[1:])
     write_page(out / "page.html", title, summary, scaling, svg, command)
     click.echo(f"written to {out}/", err=True)
+
+
+@simulate.command()
+@click.option("--seed", type=int, default=None, help="Replay this one and print what happened.")
+@click.option("--seeds", type=int, default=300, show_default=True, help="How many to run, from --first on.")
+@click.option("--first", type=int, default=0, show_default=True)
+@click.option("--minutes", type=float, default=None, help="Run seeds for so long instead.")
+def swarm(seed: int | None, seeds: int, first: int, minutes: float | None) -> None:
+    """Random worlds with random faults: what must hold is checked all the time. Exit code 1 when something failed."""
+    from simulator.swarm import run_seed
+
+    if seed is not None:
+        outcome = run_seed(seed)
+        for line in outcome.transcript:
+            click.echo(line)
+        click.echo(f"seed {seed}: {outcome.violation or 'all held'} (digest {outcome.digest})")
+        sys.exit(1 if outcome.violation else 0)
+    end = None if minutes is None else time.monotonic() + minutes * 60
+    failed, done, virtual_s = [], 0, 0.0
+    while done < seeds if end is None else time.monotonic() < end:
+        outcome = run_seed(first + done)
+        done += 1
+        virtual_s += outcome.virtual_s
+        if outcome.violation:
+            failed.append(outcome.seed)
+            click.echo(f"seed {outcome.seed}: {outcome.violation}\n  springtide simulate swarm --seed {outcome.seed}")
+    click.echo(f"{done} seeds, {virtual_s / 3600:.1f} virtual hours, {len(failed)} failed")
+    sys.exit(1 if failed else 0)

@@ -148,6 +148,7 @@ class ModelControlPlane:
 
     def _settle(self, made: Plan, now: float) -> None:
         self.live.evaluated(made.evaluated, now)
+        self.live.started(made.start_ups_s)
         records = self.store.records
         self.live.forget(records.pools, records.nodes)
         self.hub.publish(self.snapshot(records))

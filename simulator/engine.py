@@ -129,7 +129,7 @@ class Engine:
         elif sequence in self.prefilling:
             self.prefilling.remove(sequence)
             self.kv_tokens -= sequence.prompt + sequence.produced
-        else:
+        elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def halt(self) -> None:
@@ -285,13 +285,14 @@ class Engine:
                 self._join(sequence)
         self._plan()
         for sequence in fresh:
-            if sequence.first_at is None:
+            if sequence.first_at is None and not sequence.gone:
                 sequence.first_at = at
                 sequence.owner.first_token(sequence, at)
             if sequence.produced >= sequence.wanted and not sequence.gone:
                 self._finish(sequence, at)
         for sequence in done:
-            self._finish(sequence, at)
+            if not sequence.gone:  # what others heard may have ended it
+                self._finish(sequence, at)
 
     def _finish(self, sequence: Sequence, at: float) -> None:
         sequence.gone = True

@@ -142,7 +142,8 @@ class RouterSession:
     def end(self) -> None:
         control = self._control
         if control.up and control.life == self._life:
-            control.hub.unsubscribe_router(self._wake)
+            if self._wake in control.hub._router_wakes:
+                control.hub.unsubscribe_router(self._wake)
             control.live.router_gone(self._router.router_id, self.connection)
             control.kick("router")
 

@@ -133,7 +133,10 @@ class Shim:
 
     def finished(self, sequence: Sequence, at: float) -> None:
         assert isinstance(sequence.tag, int)
-        request, client, _ = self._attempts[sequence.tag]
+        found = self._attempts.get(sequence.tag)
+        if found is None:
+            return  # prefilled, and refused by the pool that was to decode it
+        request, client, _ = found
         if request.decode_pool and sequence.wanted == 1 and request.output_tokens > 1:
             return  # prefilled: it stays until its KV cache is with the worker that decodes it
         del self._attempts[sequence.tag]

@@ -90,6 +90,8 @@ class ModelWorker:
             if self.should_start():
                 self.exit = None
                 self.end_was_reported = False
+                if self.target is not None:
+                    self.incarnation = max(self.incarnation, self.target.after_incarnation)
                 self.host.spawn(self)
             return
         target = self.target

@@ -175,8 +175,12 @@ class World:
             len(self.requests), self.now, arrival.prompt_tokens, arrival.output_tokens, route.pool, route.decode_pool
         )
         self.requests.append(request)
-        live = [router for router in self.routers if router.up] or self.routers
-        live[request.number % len(live)].submit(request)
+        live = [router for router in self.routers if router.up]
+        if live:
+            live[request.number % len(live)].submit(request)
+        else:
+            request.error, request.done_at = "ROUTER_LOST", self.now
+            self._request_ended(request)
         return request
 
     def serve(
