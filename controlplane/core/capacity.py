@@ -1,21 +1,20 @@
 """What one worker holds within latency targets, learned from a pool's own past; pure.
 
-The past is cut into windows. Each has a load per ACTIVE worker (requests per second, or requests inside it where no
-router counts arrivals) and a verdict: did the latencies stay within their targets? The capacity is the load that
-divides good windows from bad ones with the fewest requests on the wrong side. Windows of cold engines, and those that
-only inherit a backlog, are left out.
+The past is cut into windows. Each has a load per ACTIVE worker (requests per second; or requests at a time, where no
+router counts arrivals) and a share of requests that met the targets, estimated from the latencies that were reported.
+A curve that never rises is fitted through them: load per worker -> share that is met. Windows of cold engines, and
+those that only inherit a backlog, are left out.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.core.snapshot import LoadSample
 
-PROBE = 1.25  # nothing has been bad yet: so much more than the highest load seen is tried
-RETREAT = 0.8  # everything has been bad: so much of the lowest load seen
-TTFT_SHARE = 0.5  # the median may take half of the target: the tail is a multiple of it
-ITL_SHARE = 0.8
+PROBE = 1.25  # so far beyond the highest load seen the curve is taken to go on as it ended
 LEAST_WINDOWS = 3
+_ITL_SOFT = 0.2  # the mean time between tokens decides for all between 0.8 and 1.2 times its target
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,67 +27,69 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Means over it. `rate`: arrivals per second; `held`: requests inside workers and waiting. None: unknown."""
+    """Means over it. `rate`: arrivals per second; `held`: requests inside workers and waiting; `met`: share of requests
+    within the targets. None: unknown."""
 
     at: float
     active: float
     rate: float | None
     held: float | None
-    ttft_s: float | None
-    itl_s: float | None
-    cold: bool
+    met: float | None
+    cold: bool = False
 
-    def good(self, targets: Targets) -> bool | None:
-        """Whether the latencies were within their targets; None when neither is known."""
-        if self.ttft_s is None and self.itl_s is None:
-            return None
-        slow = self.ttft_s is not None and self.ttft_s > targets.ttft_s * TTFT_SHARE
-        return not (slow or (self.itl_s is not None and self.itl_s > targets.itl_s * ITL_SHARE))
+    def load(self, by_rate: bool) -> float | None:
+        return self.rate if by_rate else self.held
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Of one worker. `windows` 0: nothing is known, `value` is what was given."""
-
-    value: float
-    windows: int = 0
-    wrong: float = 0.0  # share of the requests on the wrong side of it
-    bounded: bool = False  # good and bad windows were seen: no guess
-
-    def __str__(self) -> str:
-        if not self.windows:
-            return f"{self.value:.2f} a worker (given)"
-        kind = "measured" if self.bounded else "not reached yet"
-        return f"{self.value:.2f} a worker ({kind}, {self.windows} windows)"
+def met_ttft(p50_s: float, p99_s: float, target_s: float) -> float:
+    """Share of requests within a target, from two quantiles."""
+    if p99_s <= target_s:
+        return 1.0
+    if p50_s > target_s:
+        return 0.5 * target_s / p50_s
+    return 0.5 + 0.49 * (target_s - p50_s) / (p99_s - p50_s)
 
 
-def windows(samples: Sequence[LoadSample], width_s: float, now: float, warm_s: float) -> list[Window]:
-    """Whole windows that end at `now`, oldest first."""
+def met_itl(mean_s: float, target_s: float) -> float:
+    """Share of requests within a target, from their mean."""
+    return min(1.0, max(0.0, (1 + _ITL_SOFT - mean_s / target_s) / (2 * _ITL_SOFT)))
+
+
+def windows(samples: Sequence[LoadSample], width_s: float, now: float, warm_s: float, targets: Targets) -> list[Window]:
+    """Whole windows that have ended by `now`, oldest first. They lie on multiples of the width, so that the same past
+    is always cut in the same way."""
     groups: dict[int, list[LoadSample]] = {}
     for sample in samples:
-        groups.setdefault(int((now - sample.at) // width_s), []).append(sample)
+        groups.setdefault(int(sample.at // width_s), []).append(sample)
     found: list[Window] = []
     before: LoadSample | None = None
-    for index in sorted(groups, reverse=True):
-        group = groups[index]
-        found.append(_window(now - index * width_s, group, before, warm_s))
-        before = group[-1]
+    for index in sorted(groups):
+        end = (index + 1) * width_s
+        if end <= now:
+            found.append(_window(end, groups[index], before, warm_s, targets))
+            before = groups[index][-1]
     return found
 
 
-def _window(at: float, group: list[LoadSample], before: LoadSample | None, warm_s: float) -> Window:
+def _window(at: float, group: list[LoadSample], before: LoadSample | None, warm_s: float, targets: Targets) -> Window:
     first, last = before or group[0], group[-1]
     seconds = last.at - first.at
     held = [float(sample.load) for sample in group if sample.load is not None]
-    ttfts = [sample.ttft_p50_s for sample in group if sample.ttft_p50_s is not None]
-    active = sum(sample.active for sample in group) / len(group)
+    shares = [
+        met_ttft(sample.ttft_p50_s, sample.ttft_p99_s, targets.ttft_s)
+        for sample in group
+        if sample.ttft_p50_s is not None and sample.ttft_p99_s is not None
+    ]
+    met = sum(shares) / len(shares) if shares else None
+    itl = _itl(first, group, seconds)
+    if itl is not None:
+        met = min(1.0 if met is None else met, met_itl(itl, targets.itl_s))
     return Window(
         at=at,
-        active=active,
+        active=sum(sample.active for sample in group) / len(group),
         rate=_rate(first.arrivals_total, last.arrivals_total, seconds),
         held=sum(held) / len(held) if held else None,
-        ttft_s=sum(ttfts) / len(ttfts) if ttfts else None,
-        itl_s=_itl(first, group, seconds),
+        met=met,
         cold=any(s.youngest_s is not None and s.youngest_s < warm_s for s in group),
     )
 
@@ -108,29 +109,96 @@ def _itl(first: LoadSample, group: list[LoadSample], seconds: float) -> float | 
     return sum(running) / len(running) / tokens if running else None
 
 
-def learn(past: Sequence[Window], targets: Targets, given: float, *, by_rate: bool) -> Capacity:
-    """Load that one worker holds: requests per second with `by_rate`, else requests at a time."""
-    points: list[tuple[float, bool, float]] = []
-    inherits = 0.0  # load per worker of the bad window before: a lower one after it only drains what it left
+def recent_rate(samples: Sequence[LoadSample], seconds: float, now: float) -> float | None:
+    """Arrivals per second of the last so many seconds; None when no router tells."""
+    inside = [s for s in samples[-_some(seconds) :] if s.at >= now - seconds and s.arrivals_total is not None]
+    return _rate(inside[0].arrivals_total, inside[-1].arrivals_total, inside[-1].at - inside[0].at) if inside else None
+
+
+def recent_load(samples: Sequence[LoadSample], seconds: float, now: float) -> float | None:
+    """Mean of the requests in workers and waiting over the last so many seconds; None when it is unknown."""
+    known = [float(s.load) for s in samples[-_some(seconds) :] if s.at >= now - seconds and s.load is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _some(seconds: float) -> int:
+    """So many samples surely reach back so far (they are at least 0.1 s apart)."""
+    return int(seconds * 10) + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Share of requests within the targets by load per worker. `loads` ascend, `shares` never rise. Empty: nothing is
+    known."""
+
+    loads: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    windows: int = 0
+
+    def met(self, load: float) -> float:
+        """Between two points the share is interpolated; a little beyond the last it goes on, further out it is 0."""
+        if not self.loads:
+            return 1.0
+        at = bisect_left(self.loads, load)
+        if at == 0:
+            return self.shares[0]
+        if at == len(self.loads):
+            return self.shares[-1] if load <= PROBE * self.loads[-1] else 0.0
+        low, high = self.loads[at - 1], self.loads[at]
+        return self.shares[at - 1] + (self.shares[at] - self.shares[at - 1]) * (load - low) / (high - low)
+
+    @property
+    def best(self) -> float:
+        """What an almost idle worker meets: long prompts may miss the target by themselves."""
+        return self.shares[0] if self.shares else 1.0
+
+    def holds(self, goal: float) -> float:
+        """The highest load per worker at which `goal` is met; 0 when it never is."""
+        if not self.loads or self.met(self.loads[0]) < goal:
+            return 0.0
+        for index in range(1, len(self.loads)):
+            if self.shares[index] < goal:
+                low, high = self.loads[index - 1], self.loads[index]
+                drop = self.shares[index - 1] - self.shares[index]
+                return low + (high - low) * (self.shares[index - 1] - goal) / drop
+        return PROBE * self.loads[-1]
+
+
+def learn(past: Sequence[Window], *, by_rate: bool) -> Curve:
+    """The curve through the windows, each with the weight of its requests. Empty while there are too few."""
+    points: list[tuple[float, float, float]] = []
+    inherits = 0.0  # load per worker of the bad window before: a lower one after it only drains what that left
     for window in past:
-        load, good = (window.rate if by_rate else window.held), window.good(targets)
-        if load is None or good is None or window.active <= 0:
+        load = window.load(by_rate)
+        if load is None or window.met is None or window.active <= 0:
             continue
         each = load / window.active
-        if not window.cold and load > 0 and (good or each >= inherits):
-            points.append((each, good, load))
-        inherits = 0.0 if good else max(each, inherits)
+        if not window.cold and load > 0 and each >= inherits:
+            points.append((each, window.met, load))
+        inherits = 0.0 if window.met >= 0.5 else max(each, inherits)
     if len(points) < LEAST_WINDOWS:
-        return Capacity(given)
-    points.sort()
-    total = sum(weight for _, _, weight in points)
-    wrong = best = sum(weight for _, good, weight in points if good)  # everything above the line
-    line = points[0][0] * RETREAT
-    for index, (each, good, weight) in enumerate(points):
-        wrong += -weight if good else weight
-        if wrong < best - 1e-9:
-            best = wrong
-            last = index + 1 == len(points)
-            line = each * PROBE if last else (each + points[index + 1][0]) / 2
-    bounded = points[0][0] <= line <= points[-1][0]
-    return Capacity(line, len(points), best / total, bounded)
+        return Curve()
+    blocks = _falling(sorted(points))
+    return Curve(tuple(load for load, _, _ in blocks), tuple(share for _, share, _ in blocks), len(points))
+
+
+def _falling(points: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """Neighbours whose share rises are merged until none does (pool adjacent violators): (load, share, weight)."""
+    blocks: list[tuple[float, float, float]] = []
+    for point in points:
+        blocks.append(point)
+        while len(blocks) > 1 and blocks[-2][1] <= blocks[-1][1]:
+            (load_a, share_a, a), (load_b, share_b, b) = blocks[-2:]
+            merged = ((load_a * a + load_b * b) / (a + b), (share_a * a + share_b * b) / (a + b), a + b)
+            blocks[-2:] = [merged]
+    return blocks
+
+
+def expected(curve: Curve, past: Sequence[tuple[float, float]], workers: float) -> float:
+    """Share of the requests of past windows, (load, requests) each, that so many workers would have met."""
+    total = sum(requests for _, requests in past)
+    if total <= 0:
+        return 1.0
+    if workers <= 0:
+        return 0.0
+    return sum(requests * curve.met(load / workers) for load, requests in past) / total

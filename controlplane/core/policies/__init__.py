@@ -26,7 +26,7 @@ from controlplane.core.policy import Policy
 from springtide.errors import InvalidArgument
 from springtide.model.pool import PolicySpec, Setting
 
-__all__ = ["MODIFIERS", "REGISTRY", "Factory", "known_policies", "make_policy", "register"]
+__all__ = ["MODIFIERS", "RECOMMENDED", "REGISTRY", "Factory", "known_policies", "make_policy", "register"]
 
 REGISTRY: Mapping[str, Factory] = {
     "load_ratio": LoadRatio.read,
@@ -48,6 +48,10 @@ MODIFIERS: Mapping[
     "schedule": (schedule.PREFIX, schedule.Schedule.read, Static.read),
     "role_ratio": (role_ratio.PREFIX, role_ratio.RoleRatio.read, Least.read),
 }
+
+RECOMMENDED = PolicySpec(
+    "slo"
+)  # what the comparison with other projects shows; a pool that says nothing has load_ratio
 
 _ALIASES = {"waterfall_v1": "waterfall"}
 

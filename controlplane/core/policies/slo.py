@@ -1,76 +1,90 @@
-"""`slo`: as few workers as keep the time to the first token and between tokens within their targets.
+"""`slo`: as few workers as let `attainment` of the requests meet the targets for the first token and between tokens.
 
-What a worker holds is learned from the pool's own windows (controlplane.core.capacity), in requests per second where
-routers count arrivals, else in requests at a time. The need is the recent load over that, and what is left of a backlog
-when a new worker would be there. Growth is answered at once. A pool shrinks to the most that the last `window_down_s`
-called for, and only as far as the rest, simulated with the whole load, stays below `shrink_use` of what it holds.
+What a worker holds is learned from the pool's own windows (controlplane.core.capacity). Two counts come of it: what the
+present load needs, a backlog that would be left when a new worker comes included, answered at once; and the fewest that
+would have met the goal over all requests of the last `memory_s`. The second one is how it shrinks: N-1 workers are
+simulated on that whole past first. Until enough is learned, a worker holds `requests_per_worker_capacity` at a time.
 
-`slo+predictive` adds the floor for what comes sooner than a start takes.
+`slo+predictive` adds a floor for a load that grows while a worker starts.
 """
 
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from controlplane.core.capacity import Capacity, Targets, Window, learn, windows
+from controlplane.core.capacity import Curve, Targets, Window, expected, learn, recent_load, recent_rate, windows
 from controlplane.core.forecast import Need, start_up_s
 from controlplane.core.policies.basis import Basis, known_load, setting
 from controlplane.core.policy import PolicyAnswer, PolicyInputs
-from controlplane.core.stages import Course, bounds, cooldown, cross_threshold, last_in_use, pending, signal_age
+from controlplane.core.stages import Course, bounds, cooldown, last_in_use, pending, signal_age
 from controlplane.core.stages.weights import workers_for
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What has been learned: the curve, and its unit. `holds` is the load at which a worker just meets the goal."""
+
+    by_rate: bool
+    curve: Curve
+    goal: float
+    holds: float
+    learned: bool
+
+    def __str__(self) -> str:
+        unit = "/s" if self.by_rate else " at a time"
+        source = f"learned from {self.curve.windows} windows" if self.learned else "given"
+        return f"{self.holds:.2f}{unit} a worker ({source})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo(Basis):
-    """Targets in seconds; `requests_per_worker_capacity` is what counts until a capacity is learned. `warm_s`: how long
-    a new engine's samples are left out. `target_use`: share of the learned capacity that is planned with."""
+    """Targets and times in seconds. `attainment`: share of requests that shall meet both targets, of those that an idle
+    worker would meet; `dead_band`: how far the past may be off it before the count follows. `warm_s`: how long a new
+    engine's samples teach nothing."""
 
     title: ClassVar[str] = "slo"
 
     ttft_target_s: float = setting(1.0, above=0)
     itl_target_s: float = setting(0.05, above=0)
-    target_use: float = setting(0.8, above=0)
-    shrink_use: float = setting(0.9, above=0)
+    attainment: float = setting(0.9, above=0)
+    memory_s: float = setting(600.0, at_least=0)
+    dead_band: float = setting(0.02, at_least=0)
     react_s: float = setting(10.0, above=0)
     learn_window_s: float = setting(10.0, above=0)
-    window_down_s: float = setting(60.0, at_least=0)
-    scale_down_cooldown: float = setting(15.0, at_least=0)
+    scale_down_cooldown: float = setting(60.0, at_least=0)
     warm_s: float = setting(10.0, at_least=0)
-
-    @property
-    def targets(self) -> Targets:
-        return Targets(self.ttft_target_s, self.itl_target_s)
 
     def decide(self, inputs: PolicyInputs) -> PolicyAnswer:
         if inputs.present == 0:
             return self._from_zero(inputs)
-        past = windows(inputs.samples, self.learn_window_s, inputs.now, self.warm_s)
-        by_rate, each = self._capacity(past)
-        units, text = self._units(inputs, past, by_rate, each)
+        past = self._past(inputs)
+        known = self._known(past)
+        load = self._load(inputs, known.by_rate)
+        if load is None:
+            return Course(inputs, inputs.present, "UNKNOWN_LOAD", "no router tells what arrives").answer()
+        units, text = self._units(inputs, load, known)
         needed = max(workers_for(inputs, units), 0)
         moves = needed - inputs.present
         reason = "WITHIN_TARGETS" if moves == 0 else "SLO_NEEDS_MORE" if moves > 0 else "SLO_NEEDS_LESS"
         course = Course(inputs, needed, reason, text)
         signal_age(course)
-        self._down_window(course, past, by_rate, each)
-        load = self._load(inputs, past, by_rate)
-        cross_threshold(course, lambda count: load / max(count * each.value, 1e-9), upper=self.shrink_use)
+        self._remember(course, past, known)
         pending(course)
-        cooldown(course, up_s=0.0, down_s=self.scale_down_cooldown)
+        cooldown(course, up_s=0.0, down_s=self.scale_down_cooldown, down_after_up=True)
         last_in_use(course)
         bounds(course)
         return course.answer()
 
     def needs(self, inputs: PolicyInputs) -> list[Need]:
-        """The need of each past window, by what is known of the capacity now: for forecasts."""
-        past = windows(inputs.samples, self.learn_window_s, inputs.now, self.warm_s)
-        by_rate, each = self._capacity(past)
-        found: list[Need] = []
-        for window in past:
-            load = window.rate if by_rate else window.held
-            if load is not None:
-                found.append(Need(window.at, load / (each.value * self.target_use), load))
-        return found
+        """What past windows called for, by what is known now: for forecasts."""
+        past = self._past(inputs)
+        known = self._known(past)
+        loads = [(window.at, load) for window in past if (load := window.load(known.by_rate)) is not None]
+        return [Need(at, load / known.holds, load) for at, load in loads]
+
+    def _past(self, inputs: PolicyInputs) -> list[Window]:
+        targets = Targets(self.ttft_target_s, self.itl_target_s)
+        return windows(inputs.samples, self.learn_window_s, inputs.now, self.warm_s, targets)
 
     def _from_zero(self, inputs: PolicyInputs) -> PolicyAnswer:
         wanted = 1 if inputs.at_least > 0 else 0
@@ -79,48 +93,71 @@ class Slo(Basis):
         bounds(course)
         return course.answer()
 
-    def _capacity(self, past: list[Window]) -> tuple[bool, Capacity]:
-        """(whether in requests per second, capacity)."""
-        by_rate = learn(past, self.targets, 0.0, by_rate=True)
-        if by_rate.windows:
-            return True, by_rate
-        return False, learn(past, self.targets, float(self.capacity), by_rate=False)
+    def _known(self, past: list[Window]) -> Known:
+        """In requests per second where that can be learned, else at a time, else as given."""
+        for by_rate in (True, False):
+            curve = learn(past, by_rate=by_rate)
+            goal = self.attainment * curve.best
+            holds = curve.holds(goal)
+            if holds > 0 and curve.best > 0.5:
+                return Known(by_rate, curve, goal, holds, True)
+        return Known(False, Curve(), self.attainment, float(self.capacity), False)
 
-    def _load(self, inputs: PolicyInputs, past: list[Window], by_rate: bool) -> float:
-        """The mean of the last `react_s`, in the capacity's unit."""
-        recent = [w for w in past if w.at > inputs.now - self.react_s - 1e-9]
-        found = [load for w in recent if (load := w.rate if by_rate else w.held) is not None]
-        if found:
-            return sum(found) / len(found)
-        return 0.0 if by_rate else float(known_load(inputs))
+    def _load(self, inputs: PolicyInputs, by_rate: bool) -> float | None:
+        """The mean of the last `react_s`; None when it is unknown."""
+        if by_rate:
+            return recent_rate(inputs.samples, self.react_s, inputs.now)
+        load = recent_load(inputs.samples, self.react_s, inputs.now)
+        return float(known_load(inputs)) if load is None else load
 
-    def _units(self, inputs: PolicyInputs, past: list[Window], by_rate: bool, each: Capacity) -> tuple[float, str]:
-        """(standard workers needed, sentence)."""
-        load = self._load(inputs, past, by_rate)
-        planned = each.value * self.target_use
-        units = load / planned
-        if not by_rate:
-            return units, f"{load:.1f} requests at {each}, planned to {self.target_use:.0%}: {units:.2f}"
+    def _units(self, inputs: PolicyInputs, load: float, known: Known) -> tuple[float, str]:
+        """(standard workers that the present needs, sentence)."""
+        units = load / known.holds
+        if not known.by_rate:
+            return units, f"{load:.1f} requests at {known}: {units:.2f} workers"
         lead = start_up_s(inputs.start_ups_s)
-        usual = load / each.value  # a worker holds about so many at a time when all is well
-        held = known_load(inputs) - inputs.present * max(1.0, usual)
-        left = max(0.0, held - max(0.0, inputs.present * each.value - load) * lead)
-        units += left / (each.value * lead)
-        text = f"{load:.2f} requests/s at {each}, planned to {self.target_use:.0%}"
-        return units, f"{text}, {left:.0f} of a backlog left in {lead:.0f} s: {units:.2f}"
+        held = known_load(inputs) - inputs.present * max(1.0, known.holds)
+        left = max(0.0, held - max(0.0, inputs.present * known.holds - load) * lead)
+        units += left / (known.holds * lead)
+        backlog = f", {left:.0f} of a backlog left in {lead:.0f} s" if left else ""
+        return units, f"{load:.2f} requests/s at {known}{backlog}: {units:.2f} workers"
 
-    def _down_window(self, course: Course, past: list[Window], by_rate: bool, each: Capacity) -> None:
+    def _remember(self, course: Course, past: list[Window], known: Known) -> None:
+        """Not fewer than would have met the goal over the last `memory_s`, simulated on it."""
         inputs = course.inputs
-        if not course.shrinks or self.window_down_s <= 0:
+        if self.memory_s <= 0:
             return
-        inside = [w for w in past if w.at > inputs.now - self.window_down_s - 1e-9]
-        loads = [w.rate if by_rate else w.held for w in inside]
-        if not inputs.samples or inputs.samples[0].at > inputs.now - self.window_down_s:
-            course.hold("window", f"not yet observed for {self.window_down_s:g} s", "NOT_STABLE")
-        elif any(load is None for load in loads):
-            course.hold("window", "the load was unknown within the window", "UNKNOWN_LOAD")
-        else:
-            most = max((load for load in loads if load is not None), default=0.0)
-            count = math.ceil(most / (each.value * self.target_use) - 1e-9)
-            count = min(max(course.count, count), inputs.present)
-            course.take("window", count, f"{count} was the most of the last {self.window_down_s:g} s", "NOT_STABLE")
+        inside = [w for w in past if w.at > inputs.now - self.memory_s]
+        loads = [(load, load) for w in inside if (load := w.load(known.by_rate)) is not None and load > 0]
+        if not known.learned:
+            least = math.ceil(max((load for load, _ in loads), default=0.0) / known.holds - 1e-9)
+            course.take(
+                "memory",
+                max(course.count, least),
+                f"{least} for the most of the last {self.memory_s:g} s",
+                "MEMORY_HOLDS",
+            )
+            return
+        present = min(inputs.present, inputs.max_workers)
+        met = expected(known.curve, loads, present)
+        least, goal = present, known.goal
+        if met < goal - self.dead_band:
+            least = self._fewest(known.curve, loads, goal, inputs.max_workers)
+        elif present > 1:
+            fewer = self._fewest(known.curve, loads, min(goal + self.dead_band, known.curve.best), present)
+            least = min(present, fewer)
+        count = max(course.count, least)
+        note = f"{present} would have met {met:.1%} of the last {self.memory_s:g} s, {goal:.1%} is wanted: {least}"
+        course.take("memory", count, note, "MEMORY_HOLDS" if count == inputs.present else "SLO_NEEDS_MORE")
+
+    @staticmethod
+    def _fewest(curve: Curve, loads: list[tuple[float, float]], goal: float, most: int) -> int:
+        """The fewest workers that would have met the goal, at most `most`."""
+        low, high = 0, max(most, 1)
+        while low < high:
+            middle = (low + high) // 2
+            if expected(curve, loads, middle) >= goal:
+                high = middle
+            else:
+                low = middle + 1
+        return low
