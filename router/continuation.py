@@ -166,9 +166,7 @@ class Continuation:
             except UpstreamFailure as failure:
                 self._failed(failure, seat)
             except _Unfit as unfit:
-                dispatcher.ended(ticket, AttemptEnd(OutcomeKind.ABORTED, True, resumed=True), self._front)
-                self._count("failed")
-                raise self.error(str(unfit)) from None
+                raise self.give_up(str(unfit)) from None
             except asyncio.CancelledError:
                 dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, True, resumed=True), self._front)
                 raise
@@ -177,6 +175,12 @@ class Continuation:
                 route = dispatcher.route(ticket, request_id, stream=True, body=body)
                 begun = self._begun(seat, kept.count(), route)
                 return Ready(replace(route, target=TARGET, on_first_byte=begun), withheld)
+
+    def give_up(self, why: str) -> SpringtideError:
+        """Ends a stream whose next part has its worker already."""
+        self._dispatcher.ended(self._ticket, AttemptEnd(OutcomeKind.ABORTED, True, resumed=True), self._front)
+        self._count("failed")
+        return self.error(why)
 
     def error(self, why: str = "") -> SpringtideError:
         """For a client whose stream ends here."""

@@ -11,12 +11,11 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from router.continuation import Continuation, Ready, fault_of
+from router.continuation import Continuation, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
-from router.core.sequel import Piece
 from router.core.want import read_want
-from router.resumed import Resumed, Writer
+from router.resumed import go_on
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import (
     FAULT_HEADER,
@@ -29,7 +28,6 @@ from springtide.dataplane import (
     Request,
     Retry,
     Route,
-    ShapeError,
     error_reply,
 )
 from springtide.errors import InvalidArgument, NotFound, SpringtideError
@@ -200,27 +198,20 @@ class HttpFront:
         way = call.continuation
         if way is None:
             return route
+        if way.kept is not None:
+            way.kept.restart()
         headers = (*route.reply_headers, (CONTINUATION_HEADER, way.guarantee.encode()))
         return replace(route, shaper=way.kept, reply_headers=headers)
 
     async def _resume(self, call: Call, way: Continuation) -> Answer:
         """A stream that was lost goes on elsewhere, or ends explicitly."""
-        kept, asked = way.kept, way.terms
-        assert kept is not None
-        assert asked is not None
         try:
-            found = await way.next(call.request_id)
-            if isinstance(found, Ready):
-                return replace(found.route, shaper=Resumed(asked, kept, found.withheld))
-            writer = Writer(asked, kept)
-            last = b""
-            if found.finish_reason is not None:
-                last = writer.event(Piece(found.text, [], found.finish_reason, None, found.total))
-            reply = Reply(200, (), last + writer.closing(found.total))
+            found = await go_on(way, call.request_id)
+            if isinstance(found, Route):
+                return found
+            reply = Reply(200, (), found)
         except SpringtideError as error:
             reply = as_reply(error)
-        except ShapeError as error:
-            reply = as_reply(way.error(str(error)))
         way.close()
         return reply
 

@@ -1,13 +1,15 @@
 """Resumed parts in the shape in which their streams began: the shaper of an HTTP stream's later attempts."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
+from router.continuation import Continuation, Ready
 from router.core.kept import Kept
 from router.core.sequel import Piece, Sequel, usage
 from router.core.terms import Terms
-from springtide.dataplane import ShapeError
+from springtide.dataplane import Route, ShapeError
 from springtide.dataplane.events import event_data, is_done_event, split_events
 
 _DONE = b"data: [DONE]\n\n"
@@ -47,6 +49,24 @@ class Writer:
             return _DONE
         event = {**self._envelope, "choices": [], "usage": usage(self._prompt, total)}
         return b"data: " + orjson.dumps(event) + b"\n\n" + _DONE
+
+
+async def go_on(way: Continuation, request_id: bytes) -> Route | bytes:
+    """The next part of a lost stream: where it comes from, or the events that end it. Raises SpringtideError."""
+    kept, asked = way.kept, way.terms
+    assert kept is not None
+    assert asked is not None
+    found = await way.next(request_id)
+    try:
+        if isinstance(found, Ready):
+            return replace(found.route, shaper=Resumed(asked, kept, found.withheld))
+        writer = Writer(asked, kept)
+    except ShapeError as error:
+        raise way.give_up(str(error)) from None
+    last = b""
+    if found.finish_reason is not None:
+        last = writer.event(Piece(found.text, [], found.finish_reason, None, found.total))
+    return last + writer.closing(found.total)
 
 
 class Resumed:

@@ -177,6 +177,17 @@ class Kept:
         if len(self.ids) + self.text_bytes > self._room:
             self._grow()
 
+    def restart(self) -> None:
+        """The attempt before gave the client nothing: its answer counts for nothing."""
+        if self.spoiled:
+            return
+        self.ids.clear()
+        self.clean = self.clean_from = self.text_bytes = 0
+        self.head = self.last = b""
+        self.finish = None
+        self._opened = False
+        self.texts = None if self.texts is None else []
+
     # ------------------------------------------------------------ once the stream is lost
 
     def settle(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import orjson
 from google.protobuf.message import DecodeError
 
+from router.continuation import Continuation
 from router.core.admission import Ticket
 from router.core.want import Want, read_want
 from router.generation import translate
@@ -48,13 +49,16 @@ class Call:
         "_over",
         "_started",
         "_stream",
+        "_traceparent",
         "_until",
+        "continuation",
         "error",
         "fault",
         "front",
         "messages",
         "paused",
         "request_id",
+        "resumed",
         "ticket",
         "transport",
     )
@@ -64,6 +68,9 @@ class Call:
         self.ticket: Ticket | None = None
         self.messages: Messages | None = None
         self.request_id = ""
+        self.continuation: Continuation | None = None
+        self.resumed = False
+        """The attempt under way goes on with a stream that was lost."""
         self.error: SpringtideError | None = None
         """What the call ends with."""
         self.fault: SpringtideError | None = None
@@ -77,6 +84,7 @@ class Call:
         self._over = False
         self._encoding = b""
         self._headers: dict[bytes, bytes] = {}
+        self._traceparent = ""
         self._deadline: float | None = None
         self._late: asyncio.TimerHandle | None = None
         now = front.loop.time()
@@ -84,6 +92,8 @@ class Call:
         for name, value in fields:
             if name[:2] == b"x-":
                 self._headers[name] = value
+            elif name == b"traceparent":
+                self._traceparent = value.decode("latin-1")
             elif name == b"grpc-encoding":
                 self._encoding = value
             elif name == b"grpc-timeout" and (left_s := wire.timeout_s(value)) is not None:
@@ -169,6 +179,13 @@ class Call:
             dispatcher.closed(ticket, FRONT, OutcomeKind.OK)  # the client's fault
             raise
         self.ticket = ticket
+        parsed = orjson.loads(body)
+        way = self.continuation = Continuation.begin(
+            dispatcher, ticket, FRONT, target == "/v1/chat/completions", parsed
+        )
+        way.traceparent = self._traceparent
+        if way.kept is not None and not request.return_token_ids:
+            body = orjson.dumps({**parsed, "return_token_ids": True})
         self.messages = Messages(chat=target == "/v1/chat/completions")
         http = Request("POST", target, [_JSON], body, started_at=self.front.loop.time(), http_1_0=True)
         http.state = self
@@ -261,8 +278,9 @@ class Call:
     def _finish(self) -> None:
         error, started = self.error, self._started
         self._end()
+        way = self.continuation
         if error is None:
-            self._stream.finish(wire.OK)
+            self._stream.finish(wire.OK if way is None or not way.losses else wire.continued(way.guarantee, way.losses))
             return
         fields = wire.trailers_of(error)
         if error.reason == "UNKNOWN_ENCODING":
@@ -285,6 +303,8 @@ class Call:
         self.front.buffered -= len(self._buffer)
         self._buffer = b""
         self._exchange = None
+        if self.continuation is not None:
+            self.continuation.close()
         self.front.relay.connections.discard(self)
         if self._late is not None:
             self._late.cancel()

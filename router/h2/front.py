@@ -9,9 +9,11 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from router.continuation import Continuation, fault_of
 from router.core.retry import Verdict
 from router.h2 import wire
 from router.h2.call import FRONT, Call, message_of
+from router.resumed import go_on
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import FAULT_HEADER, Answer, Limits, Outcome, OutcomeKind, Reply, Request, Retry, Route
 from springtide.dataplane.server import RelayServer
@@ -132,15 +134,35 @@ class GenerateFront:
             _fault(outcome),
             outcome.events,
             outcome.first_byte_at,
+            resumed=call.resumed,
         )
+        way, seat = call.continuation, ticket.seat
+        if outcome.response_started and way is not None and seat is not None:
+            end = replace(end, continuable=way.lost(end, seat, outcome.error_code))
         ruling = self.dispatcher.ended(ticket, end, FRONT)
-        error = _error(outcome)
+        error = _error(outcome, way.bar if way is not None else "")
+        if outcome.response_started and way is not None and ruling.verdict in (Verdict.CONTINUE, Verdict.REQUEUE):
+            call.resumed = True
+            return Retry(self._resume(call, way))
         if ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE):
             if outcome.kind is not OutcomeKind.REFUSED:
                 call.fault = error
             return Retry(self._place(call))
         call.error = call.error or error
         return None
+
+    async def _resume(self, call: Call, way: Continuation) -> Answer:
+        """A stream that was lost goes on elsewhere, or ends explicitly."""
+        messages = call.messages
+        assert messages is not None
+        try:
+            found = await go_on(way, call.request_id.encode("ascii", "replace"))
+            if isinstance(found, Route):
+                return replace(found, shaper=messages.resume(found.shaper))
+            return Reply(200, (), messages.read(found))
+        except SpringtideError as error:
+            call.error = error
+            return _ENDED
 
     def _place(self, call: Call) -> Answer | Awaitable[Answer]:
         dispatcher, ticket = self.dispatcher, call.ticket
@@ -189,6 +211,10 @@ class GenerateFront:
 
         request_id = call.request_id.encode("ascii", "replace")
         route = self.dispatcher.route(ticket, request_id, stream=True)
+        way = call.continuation
+        if way is not None and way.kept is not None:
+            way.kept.restart()
+            route = replace(route, shaper=way.kept)
         return replace(route, shaper=messages.attempt(started, route.shaper))
 
     def _denied(self, call: Call, error: SpringtideError | None) -> Reply:
@@ -199,13 +225,15 @@ class GenerateFront:
 
 
 def _fault(outcome: Outcome) -> str:
+    if outcome.error_type:
+        return fault_of(outcome.error_type)
     if outcome.kind is not OutcomeKind.ERROR_STATUS:
         return ""
     return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")
 
 
-def _error(outcome: Outcome) -> SpringtideError | None:
-    """What the client is told of a failed attempt; None where its own answer says it."""
+def _error(outcome: Outcome, bar: str) -> SpringtideError | None:
+    """What the client is told of a failed attempt; None where its own answer says it. `bar`: why it does not go on."""
     kind = outcome.kind
     if kind in (OutcomeKind.OK, OutcomeKind.CLIENT_GONE):
         return None
@@ -214,6 +242,8 @@ def _error(outcome: Outcome) -> SpringtideError | None:
         return InvalidArgument(field="request", value="", problem=what, remedy="Correct the request.")
     if outcome.response_started:
         text = f"The stream was lost after {outcome.events} events: {what}."
+        if bar:
+            text += f" It cannot be continued: {bar}."
         return Conflict(text, reason="STREAM_LOST", remedy="Send the request again.")
     if kind in (OutcomeKind.ERROR_STATUS, OutcomeKind.REFUSED):
         body = message_of(outcome.answer.body) if outcome.answer is not None else ""

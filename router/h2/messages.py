@@ -28,6 +28,10 @@ class Messages:
             self._started = started
         return MessageShaper(self, inner)
 
+    def resume(self, inner: Shaper | None) -> "MessageShaper":
+        """The shaper of a part that goes on with what was begun."""
+        return MessageShaper(self, inner)
+
     def read(self, events: bytes) -> bytes:
         """Framed messages for whole events. Raises ShapeError."""
         progress = self._progress

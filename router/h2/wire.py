@@ -26,6 +26,12 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _PRINTABLE = "".join(chr(i) for i in range(0x20, 0x7F) if chr(i) != "%")
 
 
+def continued(guarantee: str, times: int) -> bytes:
+    """Trailers of a whole answer that went on elsewhere: how, and how often."""
+    fields = ((b"springtide-continuation", guarantee.encode()), (b"springtide-continuations", b"%d" % times))
+    return encode_headers(((b"grpc-status", b"0"), *fields))
+
+
 def timeout_s(value: bytes) -> float | None:
     """`grpc-timeout` in seconds; None for what is none."""
     match = _TIMEOUT.fullmatch(value)

@@ -249,6 +249,8 @@ class Attempt:
                     self._emit(self._encode(shaped), len(events))
                     self._finish()
                     return
+                if not shaped and not self.begun and not done:
+                    return  # nothing for the client yet: nothing that a retry would contradict
                 self._emit(self._encode(shaped) + (self._last() if complete else b""), len(events))
         if done:
             if scan.done:
@@ -271,7 +273,7 @@ class Attempt:
     def _emit(self, out: bytes, size: int) -> None:
         """Writes; the first time together with the head and what was held back, in one write."""
         if not self.begun:
-            held = b"".join(self.held)
+            held = b"".join(self.held) if self.shaper is None else b""  # comments, which no shaper asked for
             self.held.clear()
             if not self.resumes:
                 framing = b"" if self.exchange.request.http_1_0 else b"transfer-encoding: chunked\r\n"

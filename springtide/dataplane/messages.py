@@ -155,7 +155,10 @@ class Shaper(Protocol):
     """True: what `feed` gave last closes the client's stream, whatever the upstream would still send."""
 
     def feed(self, events: bytes) -> bytes:
-        """What the client gets for these whole events (`[DONE]` is one of them). Raises ShapeError."""
+        """What the client gets for these whole events (`[DONE]` is one of them). Raises ShapeError.
+
+        While it gives nothing for the first ones, nothing has been sent, and the request may still go elsewhere.
+        """
         ...
 
 
@@ -253,7 +256,7 @@ class Retry:
     """Try again: the next route, a reply in place of the default error, or an awaitable of either.
 
     Once an event stream has started, a Route continues it: its answer must be an event stream too, whose events follow
-    what the client has; a Reply ends it: with status 200 its body is the closing events, else the body of an error event.
+    what the client has. A Reply ends it: its body is the closing events (status 200), or that of an error event.
     """
 
     answer: Answer | Awaitable[Answer]

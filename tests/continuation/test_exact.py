@@ -164,7 +164,11 @@ async def test_a_natural_end_and_a_chat_without_a_bound() -> None:
     """The resumed part ends where the answer ends by itself; its bound is what fits the context."""
     script = Script()
     async with world(script, "--natural-length", "12", "--max-model-len", "4096") as w:
-        variants: list[dict[str, Any]] = [{"max_tokens": None}, {"max_tokens": 100}, {"max_tokens": 100, "min_tokens": 3}]
+        variants: list[dict[str, Any]] = [
+            {"max_tokens": None},
+            {"max_tokens": 100},
+            {"max_tokens": 100, "min_tokens": 3},
+        ]
         for fields in variants:
             body = request(CHAT, stream_options={"include_usage": True}, **fields)
             undisturbed = await ask(w.http_port, CHAT, body)
@@ -178,7 +182,7 @@ async def test_prompts_as_ids_and_other_shapes() -> None:
     """Token-in prompts, one prompt in a list, and a pool asked for by another name than its engine's."""
     script = Script()
     async with world(script) as w:
-        bodies = [
+        bodies: list[dict[str, Any]] = [
             {"prompt": ["tide"]},
             {"prompt": [16777313, 16777314]},
             {"prompt": [[16777313, 16777314]]},

@@ -16,17 +16,17 @@ from nodeagent.engines.sim.engine import SimEngine
 from nodeagent.engines.sim.options import parse_options
 from nodeagent.engines.sim.protocol import Connection
 from router.config import Timeouts
-from router.grpc_front import GenerationService
+from router.grpc_port import GrpcPort
 from router.http_front import HttpFront
 from router.upstream import Continuing, Dispatcher
-from springtide.dataplane import RelayServer
+from springtide.dataplane import Limits, RelayServer
 from springtide.model.routing import RoutedPool, RoutedWorker, RoutingTable
-from springtide.rpc import Server
-from springtide.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from springtide.rpc import Security
 from tests.dataplane.fakes import client, dechunk, post
 
 ERROR = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","param":null,"code":500}}\n\n'
 DRAINED = b'data: {"error":{"message":"deadline","type":"worker_drained","param":null,"code":503}}\n\n'
+CLIENTS = b'data: {"error":{"message":"too long after all","type":"BadRequestError","code":400}}\n\n'
 CUTS = ("close", "reset", "half", "error", "drained", "stall")
 
 
@@ -49,6 +49,7 @@ class Blade:
         self.plan = plan
         self.port = 0
         self.cuts = 0
+        self.forget_ids = False
         self.asked: list[bytes] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,6 +67,8 @@ class Blade:
                     (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line), 0
                 )
                 body = await reader.readexactly(length)
+                if self.forget_ids:
+                    body = body.replace(b'"return_token_ids":true', b'"return_token_idz":true')
                 engine_writer.write(head + body)
                 tokens = head.startswith((b"POST /v1/chat", b"POST /v1/completions"))
                 if tokens:
@@ -115,6 +118,8 @@ class Blade:
         elif how == "error":
             self._send(writer, ERROR + b"data: [DONE]\n\n")
             writer.write(b"0\r\n\r\n")
+        elif how == "bad request":
+            self._send(writer, CLIENTS)
         elif how == "drained":
             self._send(writer, DRAINED)
         elif how == "stall":
@@ -168,6 +173,7 @@ async def world(
     continuing: Continuing | None = None,
     timeouts: Timeouts | None = None,
     engine_name: str = "sim",
+    generate_front: str = "h2",
 ) -> AsyncIterator[World]:
     """One engine behind `workers` blades, and a router whose table they are."""
     loop = asyncio.get_running_loop()
@@ -195,17 +201,15 @@ async def world(
         relay = RelayServer(HttpFront(dispatcher))
         dispatcher.pools.append(relay.pool)
         http_port = await relay.start("127.0.0.1", 0)
-        grpc_server = Server()
-        service = GenerationService(dispatcher)
-        grpc_server.add(add_GenerationServiceServicer_to_server, service, "springtide.v1.GenerationService")
-        address = grpc_server.listen("127.0.0.1:0")
-        await grpc_server.start()
+        grpc_port = GrpcPort(dispatcher, Limits(), Security(), generate_front)
+        address = grpc_port.listen("127.0.0.1:0")
+        await grpc_port.start()
         try:
             yield World(http_port, address, dispatcher, blades, engine)
         finally:
-            await grpc_server.stop(0)
+            await grpc_port.stop(0)
+            grpc_port.close()
             await relay.close()
-            service.pool.close()
             dispatcher.close()
             for connection in list(connections):
                 connection.close()
