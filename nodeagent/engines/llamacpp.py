@@ -4,20 +4,13 @@ import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
-from nodeagent.engines.adapter import EngineCommand, EngineLaunch, EngineLoad
-from nodeagent.engines.http import EngineHttp
+from nodeagent.engines.adapter import EngineCommand, EngineLaunch
 from nodeagent.engines.llamacpp_server import DEFAULT_MODEL, DEFAULT_PARALLEL
-from nodeagent.engines.metrics_text import read_metrics, total
-from nodeagent.engines.openai_engine import LOOPBACK, PACKAGE_ROOT, OpenAiEngine, visible_devices
-from nodeagent.engines.rules import flag_name, flag_value
+from nodeagent.engines.openai_engine import LOOPBACK, PACKAGE_ROOT, LoadMetrics, OpenAiEngine, visible_devices
+from nodeagent.engines.rules import flag_count, flag_name
 from springtide.errors import InvalidArgument
 
 _LISTENER = "Engines listen on this host only; routers reach them through the shim."
-_RUNNING = "llamacpp:requests_processing"
-_WAITING = "llamacpp:requests_deferred"
-_GENERATED = "llamacpp:tokens_predicted_total"
-_PROMPTED = "llamacpp:prompt_tokens_total"
-_LOAD_NAMES = frozenset({_RUNNING, _WAITING, _GENERATED, _PROMPTED})
 
 
 class LlamaCppAdapter(OpenAiEngine):
@@ -25,6 +18,12 @@ class LlamaCppAdapter(OpenAiEngine):
 
     name = "llamacpp"
     socket_suffix_bytes = len(".sock")
+    load_metrics: ClassVar[LoadMetrics | None] = LoadMetrics(  # it does not say how full its KV cache is
+        running="llamacpp:requests_processing",
+        waiting="llamacpp:requests_deferred",
+        generated="llamacpp:tokens_predicted_total",
+        prompted="llamacpp:prompt_tokens_total",
+    )
     owned: ClassVar[Mapping[str, str]] = {
         "--host": _LISTENER,
         "--port": _LISTENER,
@@ -57,18 +56,4 @@ class LlamaCppAdapter(OpenAiEngine):
 
     def default_max_in_flight(self, launch: EngineLaunch) -> int:
         """--parallel."""
-        given = flag_value(launch.engine_args, "--parallel")
-        return int(given) if given is not None and given.isdigit() and int(given) > 0 else DEFAULT_PARALLEL
-
-    async def load(self, http: EngineHttp) -> EngineLoad:
-        """From /metrics; llama.cpp does not say how full its KV cache is."""
-        response = await http.get("/metrics")
-        if response.status != 200:
-            return EngineLoad()
-        samples = read_metrics(response.text(), _LOAD_NAMES)
-        return EngineLoad(
-            running=total(samples, _RUNNING),
-            waiting=total(samples, _WAITING),
-            generation_tokens_total=total(samples, _GENERATED),
-            prompt_tokens_total=total(samples, _PROMPTED),
-        )
+        return flag_count(launch.engine_args, "--parallel", DEFAULT_PARALLEL)

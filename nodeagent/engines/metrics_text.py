@@ -1,18 +1,19 @@
 """Reads the few values that probes need out of an engine's Prometheus text."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Iterable
 
 
-def read_metrics(text: str, names: Collection[str]) -> dict[str, list[float]]:
+def read_metrics(text: str, names: Iterable[str]) -> dict[str, list[float]]:
     """All samples of the named metrics, in order, whatever their labels. NaN and broken lines are left out."""
+    wanted = frozenset(names)
     found: dict[str, list[float]] = {}
     for line in text.splitlines():
         if not line or line[0] == "#":
             continue
         at = line.find("{")
         name = line[:at] if at >= 0 else line.partition(" ")[0]
-        if name not in names:
+        if name not in wanted:
             continue
         rest = line[line.rfind("}") + 1 :] if at >= 0 else line[len(name) :]
         fields = rest.split()

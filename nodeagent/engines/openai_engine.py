@@ -1,18 +1,31 @@
 """What all engines have in common: an OpenAI surface on loopback or a unix socket, and the checks of a launch."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
 from nodeagent.engines.adapter import EngineLaunch, EngineLoad, Readiness, ReadyReason
 from nodeagent.engines.http import EngineHttp, NoAnswer, NotListening, Response
+from nodeagent.engines.metrics_text import highest, read_metrics, total
 from nodeagent.engines.rules import LaunchRules, env_problems, flag_problems, interpreter_problems
-from springtide.errors import InvalidArgument, Unavailable, Unimplemented
+from springtide.errors import FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
 
 LOOPBACK = "127.0.0.1"
 MAX_SOCKET_PATH_BYTES = 107
 # Checkout or site-packages that holds this package: engines of ours run outside of it.
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMetrics:
+    """Names of an engine's load in its Prometheus text; "" for what it does not say."""
+
+    running: str
+    waiting: str
+    generated: str
+    prompted: str
+    kv_use: str = ""
 
 
 class WarmUpFailed(Unavailable):
@@ -28,6 +41,7 @@ class OpenAiEngine:
     owned: ClassVar[Mapping[str, str]] = {}
     denied: ClassVar[Mapping[str, str]] = {}
     socket_suffix_bytes = 0
+    load_metrics: ClassVar[LoadMetrics | None] = None
 
     def validate(self, launch: EngineLaunch, rules: LaunchRules) -> list[InvalidArgument]:
         """Everything that forbids this launch on this node."""
@@ -95,8 +109,19 @@ class OpenAiEngine:
             raise WarmUpFailed(f"warm-up at {http.endpoint} failed with {response.status}: {said(response)}")
 
     async def load(self, http: EngineHttp) -> EngineLoad:
-        """Nothing known."""
-        return EngineLoad()
+        """From /metrics; what it does not show is unknown."""
+        names = self.load_metrics
+        response = await http.get("/metrics") if names is not None else None
+        if names is None or response is None or response.status != 200:
+            return EngineLoad()
+        samples = read_metrics(response.text(), {getattr(names, f.name) for f in fields(names)} - {""})
+        return EngineLoad(
+            running=total(samples, names.running),
+            waiting=total(samples, names.waiting),
+            kv_use=highest(samples, names.kv_use),
+            generation_tokens_total=total(samples, names.generated),
+            prompt_tokens_total=total(samples, names.prompted),
+        )
 
     async def idle(self, http: EngineHttp) -> bool | None:
         """By the engine's own load."""
@@ -125,6 +150,23 @@ class OpenAiEngine:
     async def restore(self, http: EngineHttp) -> None:
         """Not here."""
         raise self.cannot("restore")
+
+    def done(self, verb: str, response: Response, missing: str = "") -> None:
+        """Nothing for a verb that was taken. Raises Unimplemented where the engine has no such route, Unavailable."""
+        if response.status in (404, 405):
+            raise self.cannot(verb, missing)
+        if response.status >= 400:
+            raise Unavailable(f"engine refused to {verb} ({response.status}): {said(response)}")
+
+    def busy(self, http: EngineHttp) -> FailedPrecondition:
+        """The error of a release that would cut requests."""
+        return FailedPrecondition(
+            f"engine at {http.endpoint} is not idle, or does not say so.",
+            reason="ENGINE_BUSY",
+            field="engine",
+            value=http.endpoint,
+            remedy="Drain the worker first.",
+        )
 
     def cannot(self, verb: str, missing: str = "") -> Unimplemented:
         """The error of a verb that this engine cannot do; `missing` is the flag that would make it able to."""

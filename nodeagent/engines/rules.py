@@ -105,6 +105,12 @@ def flag_value(args: Collection[str], *names: str) -> str | None:
     return value
 
 
+def flag_count(args: Collection[str], name: str, default: int) -> int:
+    """A flag's value as a number above 0; `default` when it is not there, or is none."""
+    given = flag_value(args, name)
+    return int(given) if given is not None and given.isdigit() and int(given) > 0 else default
+
+
 def _means(flag: str, name: str) -> bool:
     if name.startswith("--"):
         return flag == name or flag.startswith(f"{name}.") or (len(flag) > 2 and name.startswith(flag))

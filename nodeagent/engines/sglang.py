@@ -4,31 +4,24 @@ import sys
 from collections.abc import Mapping
 from typing import ClassVar
 
-from nodeagent.engines.adapter import EngineCommand, EngineLaunch, EngineLoad, Readiness, ReadyReason
-from nodeagent.engines.http import EngineHttp, Response
-from nodeagent.engines.metrics_text import highest, read_metrics, total
+from nodeagent.engines.adapter import EngineCommand, EngineLaunch, Readiness, ReadyReason
+from nodeagent.engines.http import EngineHttp
 from nodeagent.engines.openai_engine import (
     LOOPBACK,
+    LoadMetrics,
     OpenAiEngine,
     health,
     is_local_model,
-    said,
     tcp_endpoint,
     visible_devices,
 )
-from nodeagent.engines.rules import flag_name, flag_value
-from springtide.errors import FailedPrecondition, InvalidArgument, Unavailable
+from nodeagent.engines.rules import flag_count, flag_name
+from springtide.errors import InvalidArgument
 
 _RUNNING_LIMIT = 256
 _LISTENER = "Engines listen on this host only; routers reach them through the shim."
 _SLICE = "A worker is tensor_parallel_size GPUs of one node."
 _CODE = "It runs code of the caller's; let this node allow it (allowed_flags)."
-_RUNNING = "sglang:num_running_reqs"
-_WAITING = "sglang:num_queue_reqs"
-_KV_USE = "sglang:token_usage"
-_GENERATED = "sglang:generation_tokens_total"
-_PROMPTED = "sglang:prompt_tokens_total"
-_LOAD_NAMES = frozenset({_RUNNING, _WAITING, _KV_USE, _GENERATED, _PROMPTED})
 # `wait` has no counterpart: the shim drains instead.
 _PAUSE_MODES = {"abort": "abort", "keep": "in_place"}
 
@@ -37,6 +30,13 @@ class SglangAdapter(OpenAiEngine):
     """SGLang 0.5.10 and newer."""
 
     name = "sglang"
+    load_metrics: ClassVar[LoadMetrics | None] = LoadMetrics(
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        generated="sglang:generation_tokens_total",
+        prompted="sglang:prompt_tokens_total",
+        kv_use="sglang:token_usage",
+    )
     owned: ClassVar[Mapping[str, str]] = {
         "--host": _LISTENER,
         "--port": _LISTENER,
@@ -90,8 +90,7 @@ class SglangAdapter(OpenAiEngine):
 
     def default_max_in_flight(self, launch: EngineLaunch) -> int:
         """--max-running-requests; without it SGLang decides by memory, and this is a cautious guess."""
-        given = flag_value(launch.engine_args, "--max-running-requests")
-        return int(given) if given is not None and given.isdigit() and int(given) > 0 else _RUNNING_LIMIT
+        return flag_count(launch.engine_args, "--max-running-requests", _RUNNING_LIMIT)
 
     async def probe(self, http: EngineHttp) -> Readiness:
         """/ready is 503 while paused or unhealthy; older versions have /health only. Neither generates."""
@@ -105,23 +104,9 @@ class SglangAdapter(OpenAiEngine):
             return Readiness(ReadyReason.PAUSED, "the engine is healthy but takes no requests")
         return state
 
-    async def load(self, http: EngineHttp) -> EngineLoad:
-        """From /metrics."""
-        response = await http.get("/metrics")
-        if response.status != 200:
-            return EngineLoad()
-        samples = read_metrics(response.text(), _LOAD_NAMES)
-        return EngineLoad(
-            running=total(samples, _RUNNING),
-            waiting=total(samples, _WAITING),
-            kv_use=highest(samples, _KV_USE),
-            generation_tokens_total=total(samples, _GENERATED),
-            prompt_tokens_total=total(samples, _PROMPTED),
-        )
-
     async def abort_all(self, http: EngineHttp) -> None:
         """Running and waiting ones."""
-        self._done("abort_all", await http.post("/abort_request", {"abort_all": True}))
+        self.done("abort_all", await http.post("/abort_request", {"abort_all": True}))
 
     async def pause(self, http: EngineHttp, mode: str) -> None:
         """`keep` leaves requests in the running batch: not idle, so no release and no flush then."""
@@ -129,18 +114,18 @@ class SglangAdapter(OpenAiEngine):
             raise InvalidArgument(
                 field="mode", value=mode, problem="is no pause mode of sglang", remedy="Use abort or keep."
             )
-        self._done("pause", await http.post("/pause_generation", {"mode": _PAUSE_MODES[mode]}))
+        self.done("pause", await http.post("/pause_generation", {"mode": _PAUSE_MODES[mode]}))
 
     async def resume(self, http: EngineHttp) -> None:
         """After a pause."""
-        self._done("resume", await http.post("/continue_generation", {}))
+        self.done("resume", await http.post("/continue_generation", {}))
 
     async def flush_cache(self, http: EngineHttp) -> None:
         """400 while requests run or wait."""
         response = await http.post("/flush_cache")
         if response.status == 400:
-            raise self._busy(http)
-        self._done("flush_cache", response)
+            raise self.busy(http)
+        self.done("flush_cache", response)
 
     async def release(self, http: EngineHttp, level: int) -> None:
         """KV cache and weights. A busy engine would die of it, so it is asked first; weights must be loaded again.
@@ -148,26 +133,11 @@ class SglangAdapter(OpenAiEngine):
         There is no way to ask what is released: the caller keeps that record, and calls `restore` only after this.
         """
         if await self.idle(http) is not True:
-            raise self._busy(http)
+            raise self.busy(http)
         response = await http.post("/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
-        self._done("release", response, "--enable-memory-saver")
+        self.done("release", response, "--enable-memory-saver")
 
     async def restore(self, http: EngineHttp) -> None:
         """Only after `release`: to restore what was not released ends the server."""
         response = await http.post("/resume_memory_occupation", {"tags": ["kv_cache", "weights"]})
-        self._done("restore", response, "--enable-memory-saver")
-
-    def _busy(self, http: EngineHttp) -> FailedPrecondition:
-        return FailedPrecondition(
-            f"engine at {http.endpoint} is not idle, or does not say so.",
-            reason="ENGINE_BUSY",
-            field="engine",
-            value=http.endpoint,
-            remedy="Drain the worker first.",
-        )
-
-    def _done(self, verb: str, response: Response, missing: str = "") -> None:
-        if response.status in (404, 405):
-            raise self.cannot(verb, missing)
-        if response.status >= 400:
-            raise Unavailable(f"engine refused to {verb} ({response.status}): {said(response)}")
+        self.done("restore", response, "--enable-memory-saver")

@@ -7,7 +7,7 @@ from typing import ClassVar
 from nodeagent.engines.adapter import EngineCommand, EngineLaunch
 from nodeagent.engines.dev_routes import DevRoutesEngine
 from nodeagent.engines.openai_engine import LOOPBACK, PACKAGE_ROOT, visible_devices
-from nodeagent.engines.rules import flag_name, flag_value
+from nodeagent.engines.rules import flag_count, flag_name
 from springtide.errors import InvalidArgument
 
 _RUNNING_LIMIT = 256
@@ -48,5 +48,4 @@ class SimAdapter(DevRoutesEngine):
 
     def default_max_in_flight(self, launch: EngineLaunch) -> int:
         """--max-num-seqs."""
-        given = flag_value(launch.engine_args, "--max-num-seqs")
-        return int(given) if given is not None and given.isdigit() and int(given) > 0 else _RUNNING_LIMIT
+        return flag_count(launch.engine_args, "--max-num-seqs", _RUNNING_LIMIT)

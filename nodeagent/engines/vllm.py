@@ -7,7 +7,7 @@ from typing import ClassVar
 from nodeagent.engines.adapter import EngineCommand, EngineLaunch
 from nodeagent.engines.dev_routes import DevRoutesEngine
 from nodeagent.engines.openai_engine import LOOPBACK, is_local_model, visible_devices
-from nodeagent.engines.rules import flag_name, flag_value
+from nodeagent.engines.rules import flag_count, flag_name
 
 # The shim has drained before it stops an engine. A vLLM that is idle uses up this time all the same.
 SHUTDOWN_TIMEOUT_S = 3
@@ -85,12 +85,8 @@ class VllmAdapter(DevRoutesEngine):
 
     def default_max_in_flight(self, launch: EngineLaunch) -> int:
         """--max-num-seqs, or the smallest default that vLLM picks for a device of this kind."""
-        given = flag_value(launch.engine_args, "--max-num-seqs")
-        if given is not None and given.isdigit() and int(given) > 0:
-            return int(given)
-        return (
-            _CPU_RUNNING_LIMIT_PER_RANK * launch.tensor_parallel_size if launch.simulated_gpus else _GPU_RUNNING_LIMIT
-        )
+        on_cpu = _CPU_RUNNING_LIMIT_PER_RANK * launch.tensor_parallel_size
+        return flag_count(launch.engine_args, "--max-num-seqs", on_cpu if launch.simulated_gpus else _GPU_RUNNING_LIMIT)
 
 
 def cpu_binding(launch: EngineLaunch) -> str:
