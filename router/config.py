@@ -27,6 +27,9 @@ class Timeouts:
         unit="s",
         minimum=0.1,
     )
+    first_byte_timeout_s: float = setting(
+        0.0, doc="up to the first token of a stream; 0: total_timeout_s", unit="s", minimum=0
+    )
     idle_timeout_s: float = setting(120.0, doc="gap between two tokens of a stream", unit="s", minimum=0.1)
 
 

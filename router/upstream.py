@@ -22,6 +22,8 @@ from springtide.errors import SpringtideError
 from springtide.model.routing import RouterReport, RoutingDelta, RoutingTable, WorkerLoad
 
 Grant = Callable[[], None]
+INFINITE = float("inf")
+_PROBE_CONNECT_S = 1.0
 Deny = Callable[[SpringtideError | None], None]
 
 
@@ -191,8 +193,9 @@ class Dispatcher:
                 (REQUEST_ID_HEADER, request_id),
             ),
             reply_headers=((REQUEST_ID_HEADER, request_id),),
-            connect_timeout_s=timeouts.connect_timeout_s,
-            first_byte_timeout_s=timeouts.total_timeout_s,
+            # A worker that broke and still hangs must not cost the request that probes it the whole time.
+            connect_timeout_s=min(timeouts.connect_timeout_s, _PROBE_CONNECT_S if ticket.probe else INFINITE),
+            first_byte_timeout_s=timeouts.first_byte_timeout_s or timeouts.total_timeout_s,
             idle_timeout_s=timeouts.idle_timeout_s if stream else None,
             total_timeout_s=None if stream else timeouts.total_timeout_s,
             key=seat,

@@ -78,15 +78,15 @@ class Admission:
         if ticket.want.needs.labels and pool.starting == 0:
             check_labels(ticket, self.fleet.of(ticket.pool))
         cell = self.fleet.waiting_cell(pool.name)
-        if len(queue) + cell.siblings() >= max(1, pool.max_waiting):
+        if not ticket.had_seat and len(queue) + cell.siblings() >= max(1, pool.max_waiting):
             message = f"{pool.max_waiting} requests wait for pool {pool.name} already, as many as are held."
-            last = queue[-1] if queue else ticket
+            last = next((held for held in reversed(queue) if not held.had_seat), ticket)
             if last.want.priority >= ticket.want.priority:
                 raise self._reject(ticket, now, "QUEUE_FULL", message, full=True)
             denied = Denied(last, self._reject(last, now, "QUEUE_FULL", message, full=True))
             self._shed.setdefault(pool.name, []).append(denied)
             last.waiting_since = None
-            queue.pop()
+            queue.remove(last)
         ticket.waiting_since = now
         insort(queue, ticket)
         cell.put(len(queue))
@@ -171,6 +171,8 @@ class Admission:
         seat.own_tokens += ticket.tokens
         seat.own_prefill += ticket.prefill
         ticket.seat = seat
+        ticket.had_seat = True
+        ticket.want.placed()
         ticket.attempts += 1
         ticket.hopeless_at = None
         if ticket.waiting_since is not None:

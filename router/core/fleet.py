@@ -71,6 +71,8 @@ class Fleet:
         self._share()
         self._by_model = {}
         for name, pool in self.table.pools.items():
+            if pool.role is None:
+                continue
             self._by_model.setdefault(pool.served_model_name, {})[pool.role] = name
 
     def _share(self) -> None:

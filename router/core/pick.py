@@ -24,12 +24,14 @@ def pick(
     """
     free: list[Seat] = []
     full: list[Seat] = []
+    needs = want.needs
     for seat in seats:
-        if not seat.admits(now) or seat.id in excluded:
+        load = seat.load_if_admits(now)
+        if load is None or (excluded and seat.id in excluded):
             continue
-        if want.needs is not NO_NEEDS and not meets(seat.worker, want.needs):
+        if needs is not NO_NEEDS and not meets(seat.worker, needs):
             continue
-        (full if seat.likely_full() else free).append(seat)
+        (full if 0 < seat.worker.max_in_flight <= load else free).append(seat)
     candidates = free or full
     if not candidates:
         return None

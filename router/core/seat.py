@@ -32,7 +32,8 @@ class Seat:
     others: int = 0
     """Of other routers."""
     echo: float = 0.0
-    """Requests that other routers are thought to send there for each of ours that no report has shown yet."""
+    """Requests that other routers, who see what we see and choose as we do, are thought to have sent there for each of
+    ours since the last report. Without it all of them run to the worker that looked empty then."""
     own_tokens: int = 0
     """Of our requests there, prompts and expected answers; counted where the pool's policy asks for it."""
     own_prefill: int = 0
@@ -62,28 +63,22 @@ class Seat:
         """In-flight as far as known here."""
         return self.own + self.others + self.cell.siblings()
 
-    def expected_load(self) -> float:
-        """The load, and what other routers, who see what we see and choose as we do, have made of it since the last
-        report: without it all of them run to the worker that looked empty then."""
-        return self.load + self.echo * (self.own - self._own_at_report)
-
-    def has_room(self) -> bool:
-        """True unless this router alone fills it."""
-        limit = self.worker.max_in_flight
-        return limit <= 0 or self.own + self.cell.siblings() < limit
-
     def free_at(self) -> float:
         """When it may be asked again, as far as time alone decides."""
         return max(self.blocked_until, self.breaker.open_until)
 
+    def load_if_admits(self, now: float) -> int | None:
+        """Its load; None where it refuses, is broken, or is full by this router alone. For every seat of every pick."""
+        if self.blocked_until > now or (self.breaker.trips_in_row and not self.breaker.admits(now)):
+            return None
+        ours, limit = self.own, self.worker.max_in_flight
+        if self.cell is not ALONE:
+            ours += self.cell.siblings()
+        return None if 0 < limit <= ours else ours + self.others
+
     def admits(self, now: float) -> bool:
         """Neither refusing, broken nor full."""
-        return self.blocked_until <= now and self.breaker.admits(now) and self.has_room()
-
-    def likely_full(self) -> bool:
-        """True when, with what others run there, its shim would probably refuse."""
-        limit = self.worker.max_in_flight
-        return limit > 0 and self.load >= limit
+        return self.load_if_admits(now) is not None
 
     def ramp(self, now: float) -> float:
         """The weight of slow start, 0.1 to 1."""
@@ -92,8 +87,13 @@ class Seat:
         return 1.0 if ramp_s <= 0 or age_s >= ramp_s else _FLOOR + (1 - _FLOOR) * max(0.0, age_s) / ramp_s
 
     def score(self, now: float) -> float:
-        """Load after one more request, over the weight of slow start: smaller is better."""
-        return max(0.0, self.expected_load() + 1) / self.ramp(now)
+        """Expected load after one more request, over the weight of slow start: smaller is better."""
+        load = self.own + self.others + 1 + self.echo * (self.own - self._own_at_report)
+        if self.cell is not ALONE:
+            load += self.cell.siblings()
+        if load < 0:
+            return 0.0
+        return load / self.ramp(now) if self.worker.ramp_s > 0 else load
 
     def sent_since_kv(self) -> int:
         """Requests that we have sent there since the last report of its KV cache, as far as they still run."""

@@ -26,6 +26,8 @@ class Ticket:
     hopeless_at: float | None = None
     """With a doubtful fault and no other worker: when to give up if the failed incarnation is still there."""
 
+    had_seat: bool = False
+    """A worker had it before: the queue's bound is for new ones, nothing is dropped on its way to another worker."""
     tokens: int = 0
     """Counted at its seat, where the policy counts tokens."""
     prefill: int = 0

@@ -66,6 +66,10 @@ class Want:
         self.prompt = prompt
         self._chunks: tuple[int, tuple[int, ...]] | None = None
 
+    def placed(self) -> None:
+        """A worker has it: what was computed for the choice is not kept for as long as the answer takes."""
+        self._chunks = None
+
     def chunks(self, size: int, most: int = 256) -> tuple[int, ...]:
         """One hash per whole chunk of the prompt, each over all that is before it too."""
         if self._chunks is None or self._chunks[0] != size:

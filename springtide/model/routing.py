@@ -17,7 +17,7 @@ class RoutedPool:
     max_workers: int = 0  # 0: nothing will ever come
     engine: str = ""
     routing: RoutingSpec = field(default_factory=RoutingSpec)
-    role: Role = Role.MIXED
+    role: Role | None = Role.MIXED  # None: one of a later version; reached by the pool's own name only
     start_up_s: float | None = None  # measured, from the order to ACTIVE; None: none was seen
 
 

@@ -89,7 +89,7 @@ def routing_from_proto(message: pb.RoutingSpec, field: str) -> RoutingSpec:
     )
 
 
-def role_to_proto(role: Role) -> Any:
+def role_to_proto(role: Role | None) -> Any:
     return enum_to_proto(pb.Role, "ROLE", role)
 
 

@@ -46,7 +46,7 @@ def pool_from_proto(message: pb.RoutedPool) -> RoutedPool:
         max_workers=message.max_workers,
         engine=message.engine,
         routing=_routing(message.routing),
-        role=role_from_proto(message.role) or Role.MIXED,
+        role=Role.MIXED if message.role == types_pb.ROLE_UNSPECIFIED else role_from_proto(message.role),
         start_up_s=message.start_up_s if message.HasField("start_up_s") else None,
     )
 

@@ -93,6 +93,31 @@ def test_one_that_was_pushed_out_and_left_is_told_nothing() -> None:
     assert made.pump("p", 0.1)[0] == []
 
 
+def test_nothing_is_dropped_on_its_way_to_another_worker() -> None:
+    """RT4: a request that a draining worker refuses waits although the queue is full, and is not pushed out."""
+    made = admission(worker("a"), pool=replace(POOL, max_waiting=1))
+    moved = made.open("m", 0.0, want=Want(priority=0))
+    assert made.admit(moved, 0.0)
+    made.fleet.delta(RoutingDelta("s", 9, removed_workers=("a",)), 1.0)
+    waiting = hold(made, 1.0)
+    made.settle(moved, Ruling(Verdict.REQUEUE, Blame.REFUSAL), "draining", 1.0)
+    assert not made.admit(moved, 1.0)
+    assert isinstance(refused(made, 1.0), Exhausted)
+    high = hold(made, 1.0, priority=9)
+    [denied] = made.pump("p", 1.0)[0]
+    assert denied.ticket is waiting
+    arrive(made, worker("b"), now=2.0)
+    assert [v.ticket for v in made.pump("p", 2.0)[0]] == [high, moved]
+
+
+def test_a_role_of_a_later_version_is_reached_by_name_only() -> None:
+    made = admission(worker("a"), pool=replace(POOL, role=None))
+    assert made.fleet.models() == []
+    assert made.open("p", 0.0).pool == "p"
+    with pytest.raises(NotFound):
+        made.open("m", 0.0)
+
+
 def test_a_deadline_ends_the_wait_as_unavailable() -> None:
     made = admission()
     soon, later = hold(made, deadline_s=2.0), hold(made)
@@ -269,7 +294,8 @@ def test_counts_are_exact_under_priorities_needs_and_policies(name: str, steps: 
         assert sum(seat.own for seat in made.fleet.all()) == len(running)
         assert sum(seat.own_tokens for seat in made.fleet.all()) == sum(t.tokens for t in running)
         assert sum(seat.own_prefill for seat in made.fleet.all()) == sum(t.prefill for t in running)
-        assert made.waiting("p") == len(held) <= POOL.max_waiting
+        assert made.waiting("p") == len(held)
+        assert sum(not ticket.had_seat for ticket in held) <= POOL.max_waiting
         assert opened == len(running) + len(held) + over
     for ticket in running:
         made.settle(ticket, OK, "", now)

@@ -32,7 +32,19 @@ class Policy:
 
 def least(seats: Iterable[Seat], now: float) -> Seat:
     """The least in-flight, slow start considered. Ties go to the one that served least, then by id."""
-    return min(seats, key=lambda seat: (seat.score(now), seat.requests_total, seat.worker.worker_id))
+    best: Seat | None = None
+    best_score = 0.0
+    for seat in seats:
+        score = seat.score(now)
+        if best is None or score < best_score or (score == best_score and _served(seat) < _served(best)):
+            best, best_score = seat, score
+    if best is None:
+        raise ValueError("there is no seat")
+    return best
+
+
+def _served(seat: Seat) -> tuple[int, str]:
+    return seat.requests_total, seat.worker.worker_id
 
 
 def balanced(seat: Seat, seats: Iterable[Seat], now: float, most_extra: float, most_ratio: float) -> bool:
