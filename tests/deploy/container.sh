@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A throw-away systemd: this machine's own root file system under a layer in memory, booted by systemd-nspawn. Needs root.
-#   container.sh start DIR          boot; returns when systemd is up
+#   container.sh start DIR [FROM:TO ...]   boot, with folders of this machine shown read-only; returns when systemd is up
 #   container.sh run DIR COMMAND    run a command in it
 #   container.sh root DIR           where its files are seen from here
 #   container.sh stop DIR           power off and forget all that was written
@@ -45,7 +45,9 @@ After=basic.target
 AllowIsolate=yes
 UNIT
 
-  setsid systemd-nspawn --quiet --boot --directory="$root" --machine="springtide-$$" --register=no --keep-unit \
+  local binds=() shown
+  for shown in "$@"; do binds+=("--bind-ro=$shown"); done
+  setsid systemd-nspawn "${binds[@]}" --quiet --boot --directory="$root" --machine="springtide-$$" --register=no --keep-unit \
     --console=pipe systemd.unit=springtide-test.target >"$dir/console.log" 2>&1 </dev/null &
   echo $! >"$dir/nspawn.pid"
   for _ in $(seq 300); do
@@ -82,7 +84,7 @@ stop() {
 }
 
 case $action in
-start) start || { stop || true; exit 1; } ;;
+start) start "$@" || { stop || true; exit 1; } ;;
 run) inside "$@" ;;
 root) echo "$root" ;;
 stop) stop ;;

@@ -17,6 +17,7 @@ from springtide.errors import SpringtideError
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
+SOURCE, ENVIRONMENT = "/opt/springtide/source", "/opt/springtide/environment"
 CONTAINER = Path(__file__).with_name("container.sh")
 AGENT = "springtide-nodeagent@gpu.service"
 ALL = ("springtide-controlplane.service", AGENT, "springtide-router.service")
@@ -85,19 +86,19 @@ class Machine:
         self._write("etc/springtide/nodeagent-gpu.toml", agent)
         router = self._sample("router", controlplane=self.controlplane, listen=self.router, http_listen="127.0.0.1:0")
         self._write("etc/springtide/router.toml", router)
-        # An installation: the interpreter and the source tree of this test, whoever the unit's user is.
-        start = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m springtide.cli "$@"\n'
+        # An installation: the environment and the source tree of this test, whoever the unit's user is.
+        start = f'#!/bin/sh\nPYTHONPATH={SOURCE} exec {ENVIRONMENT}/bin/python -m springtide.cli "$@"\n'
         self._write("opt/springtide/bin/springtide", start, 0o755)
         self._write(
             "opt/springtide/bin/springtide-nodeagent-stop", (UNITS / "springtide-nodeagent-stop").read_text(), 0o755
         )
-        for path in {ROOT, Path(sys.executable), Path(sys.executable).resolve()}:
-            for parent in path.parents:
-                inside = self.root / parent.relative_to("/")
-                inside.chmod(inside.stat().st_mode | 0o055)
+        interpreter = Path(sys.executable).resolve()
+        for parent in interpreter.parents:
+            inside = self.root / parent.relative_to("/")
+            inside.chmod(inside.stat().st_mode | 0o055)
         for unit in UNITS.glob("*.service"):
             self._write(f"etc/systemd/system/{unit.name}", unit.read_text())
-            if any(str(path).startswith(("/root", "/home")) for path in (ROOT, Path(sys.executable).resolve())):
+            if str(interpreter).startswith(("/root", "/home")):
                 self._write(f"etc/systemd/system/{unit.name}.d/home.conf", "[Service]\nProtectHome=no\n")
         quick = "[Service]\nWatchdogSec=2s\nTimeoutAbortSec=1s\n"
         self._write("etc/systemd/system/springtide-router.service.d/quick.conf", quick)
@@ -144,7 +145,8 @@ def poll(condition, timeout_s, told=lambda: ""):
 @pytest.fixture
 def machine(tmp_path):
     made = Machine(tmp_path / "machine")
-    started = made.container("start")
+    # Shown at a place of their own: units have a /tmp and a /home of their own, where a clone may well lie.
+    started = made.container("start", f"{ROOT}:{SOURCE}", f"{sys.prefix}:{ENVIRONMENT}")
     try:
         assert started.returncode == 0, started.stderr
         made.install()
