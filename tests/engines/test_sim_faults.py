@@ -98,15 +98,23 @@ def _quick(engine: Engine) -> Any:
 async def test_hung_engine_stalls_streams_but_not_health(sim: StartSim) -> None:
     engine = await sim()
     await inject(engine, kind="hang", scope="engine", after_tokens=3)
-    running = await Stream(engine.command.endpoint, COMPLETIONS, body()).open()
-    for _ in range(3):
+    running = await Stream(engine.command.endpoint, COMPLETIONS, body(n=500)).open()
+
+    async def hung() -> bool:  # a fault that has struck is no longer in force
+        return "hang" not in (await engine.http.get("/fault")).text()
+
+    await eventually(hung)
+    produced = (await engine.adapter.load(engine.http)).generation_tokens_total
+    assert produced is not None
+    assert produced < 500
+    while running.seen.text != answer_text("hello", produced):
         assert await running.next() is not None
     stalled = asyncio.create_task(running.next())
     assert (await engine.http.get("/health")).status == 200
     assert not stalled.done()
     await engine.http.request("DELETE", "/fault")
     await stalled
-    assert (await running.finish()).text == answer_text("hello", 10)
+    assert (await running.finish()).text == answer_text("hello", 500)
 
 
 async def test_cut_stream_closes_without_an_end_once(sim: StartSim) -> None:
