@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ from controlplane.traces import Traces
 from springtide import notify, telemetry
 from springtide.clock import SystemClock
 from springtide.errors import SpringtideError
+
+log = logging.getLogger(__name__)
 
 _STATUS_INTERVAL_S = 2.0
 
@@ -65,7 +68,10 @@ async def run(settings: ControlPlaneConfig) -> int:
     address = start.result()
     discovery = Path(settings.data_dir) / "controlplane.json"
     found = {"pid": os.getpid(), "grpc": address}
-    write_discovery(discovery, found if endpoint is None else {**found, "metrics": endpoint.address})
+    try:
+        write_discovery(discovery, found if endpoint is None else {**found, "metrics": endpoint.address})
+    except OSError as error:  # e.g. a full disk: those who know the address are served all the same
+        log.error("%s cannot be written: %s", discovery, error)
     notify.ready(f"serving on {address}")
     watchdog = asyncio.create_task(notify.feed_watchdog(control.leader.makes_progress))
     leading = asyncio.create_task(control.leading())

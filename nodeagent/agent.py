@@ -22,7 +22,6 @@ from nodeagent.setup import NodeSetup
 from nodeagent.start_slots import StartSlots
 from springtide import notify
 from springtide.clock import SystemClock
-from springtide.errors import FailedPrecondition
 from springtide.model.node import NodeObserved
 from springtide.telemetry import prometheus_server
 from springtide.wire.agent import Hello
@@ -217,6 +216,5 @@ class Agent:
             fields["metrics"] = metrics
         try:
             write_discovery(self._data_dir, fields)
-        except OSError as error:
-            message, remedy = f"data_dir = {str(self._data_dir)!r}: {error}.", "Make room, or use another folder."
-            raise FailedPrecondition(message, field="data_dir", remedy=remedy) from None
+        except OSError as error:  # e.g. a full disk: what was adopted must be looked after all the same
+            log.error("what is bound cannot be written to data_dir = %r: %s; make room", str(self._data_dir), error)

@@ -90,7 +90,7 @@ class Ledger:
             if entry.worker_id != worker_id:
                 raise ValueError(f"it is of worker {entry.worker_id!r}")
             return entry
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             aside = path.with_name(f"{LEDGER_FILE}.corrupt")
             log.error(
                 "the ledger of worker %s cannot be read; it is put aside as %s, its processes are strays now",

@@ -1,5 +1,6 @@
 """Folders of an agent: one agent per data folder, a private runtime folder with short paths, the discovery file."""
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -30,7 +31,8 @@ def lock_data_dir(data_dir: Path) -> int:
             remedy="Stop that agent, or give this one a data_dir of its own.",
         ) from None
     os.truncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, only whose it is stays unknown
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 

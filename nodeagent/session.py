@@ -80,6 +80,8 @@ class Session:
             except SpringtideError as error:
                 worked = self.connected
                 self._lost(address, error)
+            except Exception:
+                log.exception("the session with %s failed; it is begun again", address)
             finally:
                 self.connected = False
                 self._metrics.connected.set(0)
@@ -106,11 +108,17 @@ class Session:
             await requests.put(agent_pb2.SessionRequest(hello=hello_to_proto(self._hello)))
             self._requests = requests
             self._changed.set()
-            sender = asyncio.create_task(self._send_heartbeats(requests))
+            tasks = [
+                asyncio.create_task(self._receive(call, address)),
+                asyncio.create_task(self._send_heartbeats(requests)),
+            ]
             try:
-                await self._receive(call, address)
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             finally:
-                sender.cancel()
+                for task in tasks:
+                    task.cancel()
                 call.cancel()
         return self.connected
 

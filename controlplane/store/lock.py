@@ -1,5 +1,6 @@
 """One writer per data folder: a kernel lock that ends with its process."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -39,10 +40,10 @@ class DataDirLock:
                 value=str(self._path.parent),
                 remedy="Stop that process, or give this one a data_dir of its own.",
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
         self._file = file
+        file.truncate(0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only whose it is stays unknown
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         if self._file is not None:

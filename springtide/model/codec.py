@@ -47,6 +47,8 @@ def _build(hint: Any, value: Any) -> Any:
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         return _build(options[0], value) if len(options) == 1 else value
     if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"{value!r} is no list")
         item = typing.get_args(hint)[0]
         return tuple(_build(item, entry) for entry in value)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
@@ -58,4 +60,6 @@ def _build(hint: Any, value: Any) -> Any:
         return hint(value)
     if hint is float:
         return float(value)
+    if hint in (int, str, bool) and type(value) is not hint:
+        raise TypeError(f"{value!r} is no {hint.__name__}")
     return value
