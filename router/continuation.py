@@ -15,7 +15,7 @@ from router.core.admission import Ticket
 from router.core.kept import Kept
 from router.core.retry import Verdict
 from router.core.seat import Seat
-from router.core.sequel import TARGET, left, resumed_body
+from router.core.sequel import TARGET, Unfit, align, left, resumed_body
 from router.core.terms import Terms, terms
 from router.upstream import AttemptEnd, Dispatcher
 from router.waiting import seated
@@ -26,8 +26,6 @@ from springtide.errors import Conflict, SpringtideError
 
 _JSON = [(b"content-type", b"application/json")]
 _ASK_TIMEOUT_S = 10.0
-_CONTEXT_IDS = 8  # more than the tokens of any one character
-_HALF = "\ufffd"
 _FAULTS = {
     "upstream_eof": OutcomeKind.UPSTREAM_EOF.value,
     "upstream_unreachable": OutcomeKind.CONNECT_FAILED.value,
@@ -55,10 +53,6 @@ class Closing(NamedTuple):
     text: str
     finish_reason: str | None
     total: int
-
-
-class _Unfit(Exception):
-    pass
 
 
 class Continuation:
@@ -147,8 +141,9 @@ class Continuation:
             self._count("closed")
             return Closing("", None, kept.count())
         while True:
+            alone = self.error("no other worker with the same weights is there")
             try:
-                await seated(dispatcher, ticket, self._front, self.error("no other worker is there"))
+                await seated(dispatcher, ticket, self._front, alone)
             except SpringtideError:
                 self._count("failed")
                 raise
@@ -156,7 +151,7 @@ class Continuation:
             assert seat is not None
             self._tries += 1
             try:
-                withheld = await self._withheld(kept, asked, request_id)
+                withheld = await align(kept, asked, lambda ids: self._text(ids, request_id))
                 remaining = left(asked, kept)
                 if remaining is not None and remaining <= 0:
                     dispatcher.ended(ticket, AttemptEnd(OutcomeKind.OK, True, resumed=True), self._front)
@@ -165,7 +160,7 @@ class Continuation:
                 room = None if remaining is not None else await self._room(kept, request_id)
             except UpstreamFailure as failure:
                 self._failed(failure, seat)
-            except _Unfit as unfit:
+            except Unfit as unfit:
                 raise self.give_up(str(unfit)) from None
             except asyncio.CancelledError:
                 dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, True, resumed=True), self._front)
@@ -200,31 +195,12 @@ class Continuation:
 
     # ------------------------------------------------------------ what only a worker can say
 
-    async def _withheld(self, kept: Kept, asked: Terms, request_id: bytes) -> str:
-        """Cuts what is kept at the last whole character; gives the text of it that the client does not have."""
-        drop = 0
-        last = len(kept.last_ids())
-        if last > 1:  # several tokens in one event: its last ones may be half a character
-            ids = kept.clean_ids()
-            context = ids[-(last + _CONTEXT_IDS) :]
-            while drop < last and (await self._text(context[: len(context) - drop], request_id)).endswith(_HALF):
-                drop += 1
-        kept.cut(drop)
-        if not asked.lags or not kept.clean:
-            return ""
-        shown = kept.text()
-        whole = await self._text(kept.answer_ids(), request_id)
-        for text in (whole, " " + whole):  # tokenizers of one family drop a leading space
-            if text.startswith(shown):
-                return text[len(shown) :]
-        raise _Unfit("its text and its token ids do not fit together")
-
     async def _text(self, ids: list[int], request_id: bytes) -> str:
         model = self.terms.sampling.get("model") if self.terms is not None else None
         answer = await self._ask("POST", "/detokenize", orjson.dumps({"model": model, "tokens": ids}), request_id)
         text = answer.get("prompt")
         if not isinstance(text, str):
-            raise _Unfit("the engine gives no text for token ids")
+            raise Unfit("the engine gives no text for token ids")
         return text
 
     async def _room(self, kept: Kept, request_id: bytes) -> int:
@@ -233,7 +209,7 @@ class Continuation:
         models = answer.get("data")
         length = models[0].get("max_model_len") if isinstance(models, list) and models else None
         if not isinstance(length, int):
-            raise _Unfit("the request named no max_tokens, and the engine does not say how much fits")
+            raise Unfit("the request named no max_tokens, and the engine does not say how much fits")
         return length - kept.prompt_count()
 
     async def _ask(self, method: str, target: str, body: bytes, request_id: bytes) -> dict[str, Any]:

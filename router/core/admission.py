@@ -117,6 +117,8 @@ class Admission:
         elif ruling.blame is Blame.REFUSAL:
             seat.refused(refusal, now)
             ticket.attempts -= 1
+        if ruling.verdict is Verdict.CONTINUE and ticket.weight_version is None:
+            ticket.weight_version = seat.worker.weight_version
         if ruling.verdict in (Verdict.RETRY, Verdict.CONTINUE):
             ticket.excluded[seat.id] = now + DOUBT_S
             ticket.hopeless_at = now + DOUBT_S if ruling.doubtful else None
@@ -162,6 +164,8 @@ class Admission:
 
     def _seat(self, ticket: Ticket, now: float) -> bool:
         excluded = [key for key, until in ticket.excluded.items() if until > now]
+        if ticket.weight_version is not None:
+            excluded += [seat.id for seat in self.fleet.of(ticket.pool) if not ticket.suits(seat)]
         policy = self.policy(ticket.pool)
         seat = pick(policy, self.fleet.of(ticket.pool), excluded, now, self._rng, ticket.want)
         if seat is None:
@@ -249,6 +253,10 @@ class Admission:
             if seats and all(seat.id in ticket.excluded for seat in seats):
                 return Denied(ticket, None)
             ticket.hopeless_at = None  # another one is there, or what failed it has gone and is being replaced
+        if ticket.weight_version is not None:
+            seats = self.fleet.of(ticket.pool)
+            if seats and not any(ticket.suits(seat) for seat in seats):
+                return Denied(ticket, None)  # the pool has moved on to other weights
         if now >= _patience_ends(ticket, pool):
             message = f"No worker of pool {pool.name} took the request within {pool.waiting_timeout_s:g} s."
             return Denied(ticket, self._reject(ticket, now, "WAITING_TIMEOUT", message))

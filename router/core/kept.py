@@ -276,8 +276,8 @@ class Kept:
         if self.spoiled:
             return
         needed = len(self.prompt) + len(self.ids) + self.text_bytes
-        more = needed + max(_STEP_BYTES, needed // 2) - self._taken
-        if needed > MAX_STREAM_BYTES:
+        more = min(needed + max(_STEP_BYTES, needed // 2), MAX_STREAM_BYTES) - self._taken
+        if needed >= MAX_STREAM_BYTES:
             self.spoil("it has become too long to keep")
         elif more > self.budget.left:
             self.spoil("too much is kept for other streams")

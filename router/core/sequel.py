@@ -1,6 +1,6 @@
 """The resumed part of a stream: the request that asks for it, and what its events add to what the client has. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -9,12 +9,18 @@ from router.core.kept import Kept
 from router.core.terms import Terms
 from springtide.dataplane.messages import ShapeError
 
+_CONTEXT_IDS = 8  # more than the tokens of any one character
+_HALF = "\ufffd"
 TARGET = "/v1/completions"
 """Resumed parts run token-in, whatever the stream began as."""
 
 
 class Diverged(ShapeError):
     """The resumed part does not fit to what the client has."""
+
+
+class Unfit(Exception):
+    """What is kept does not fit together: the stream cannot be continued."""
 
 
 class Piece(NamedTuple):
@@ -45,6 +51,28 @@ def resumed_body(terms: Terms, kept: Kept, room: int | None) -> bytes:
 def left(terms: Terms, kept: Kept) -> int | None:
     """Tokens that the answer may still have; None: no bound was named."""
     return None if terms.max_tokens is None else terms.max_tokens - kept.count()
+
+
+async def align(kept: Kept, terms: Terms, text_of: Callable[[list[int]], Awaitable[str]]) -> str:
+    """Cuts what is kept at the last whole character; gives the text of it that the client does not have.
+
+    `text_of` asks an engine for the text of ids; most streams need no such question. May be repeated. Raises Unfit.
+    """
+    drop = 0
+    last = len(kept.last_ids())
+    if last > 1:  # several tokens in one event: its last ones may be half a character
+        ids = kept.clean_ids()[-(last + _CONTEXT_IDS) :]
+        while drop < last and (await text_of(ids[: len(ids) - drop])).endswith(_HALF):
+            drop += 1
+    kept.cut(drop)
+    if not terms.lags or not kept.clean:
+        return ""
+    shown = kept.text()
+    whole = await text_of(kept.answer_ids())
+    for text in (whole, " " + whole):  # tokenizers of one family drop a leading space
+        if text.startswith(shown):
+            return text[len(shown) :]
+    raise Unfit("its text and its token ids do not fit together")
 
 
 def find_stop(window: str, new_from: int, stops: Sequence[str]) -> tuple[int, int, str] | None:
@@ -94,7 +122,7 @@ class Sequel:
         self._total += len(ids)
         shown = text
         if self._stops:
-            shown, finish, stop_reason = self._scan(text, finish, stop_reason)
+            shown, finish, stop_reason = self._scan(text, len(ids), finish, stop_reason)
         new = self._pay(ids) if self._kept.owed else ids
         self._kept.note(ids, bool(text), shown)
         if finish is not None:
@@ -104,12 +132,14 @@ class Sequel:
         return Piece(shown, new, finish, stop_reason, self._total)
 
     def _scan(
-        self, text: str, finish: str | None, stop_reason: str | int | None
+        self, text: str, count: int, finish: str | None, stop_reason: str | int | None
     ) -> tuple[str, str | None, str | int | None]:
         new_from = len(self._window)
         window = self._window + text
         hit = find_stop(window, new_from, self._stops) if text and self._total > self._terms.min_tokens else None
         if hit is not None:
+            if self._total - count < self._terms.min_tokens:
+                raise Diverged("a stop string and min_tokens meet in one event: which came first is not known")
             end, begin, stop = hit
             self.stopped = True
             shown = window[self._sent : max(self._sent, end if self._terms.include_stop else begin)]

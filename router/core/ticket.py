@@ -32,8 +32,14 @@ class Ticket:
     """Counted at its seat, where the policy counts tokens."""
     prefill: int = 0
     """Of these, what is counted as not computed yet."""
+    weight_version: str | None = None
+    """Of the worker that gave the first tokens: its stream goes on with the same weights only."""
     probe: bool = False
     """It tells whether a worker that broke is well again."""
+
+    def suits(self, seat: Seat) -> bool:
+        """False where the tokens that the client has are of other weights than that worker's."""
+        return self.weight_version is None or seat.worker.weight_version == self.weight_version
 
     def __lt__(self, other: "Ticket") -> bool:
         if self.want.priority != other.want.priority:

@@ -178,6 +178,36 @@ async def test_a_natural_end_and_a_chat_without_a_bound() -> None:
                 same(await ask(w.http_port, CHAT, body), undisturbed)
 
 
+async def test_the_next_part_is_of_the_same_weights() -> None:
+    """A worker of the same weight version takes it, or nobody: tokens of two models never make one answer."""
+    script = Script()
+    async with world(script, workers=6) as w:
+        undisturbed = await ask(w.http_port, TEXT, request(TEXT))
+
+        def weights(revision: int, *versions: str) -> None:
+            workers = [
+                RoutedWorker(f"w{number}", "p", revision, f"127.0.0.1:{w.blades[number].port}", weight_version=version)
+                for number, version in enumerate(versions)
+            ]
+            w.dispatcher.delta(RoutingDelta("s", revision, workers=tuple(workers)))
+
+        weights(2, "a", "b", "b", "b", "b", "a")
+        script.cuts = [Cut(4)]
+        asked = {number: len(w.blades[number].asked) for number in range(6)}
+        same(await ask(w.http_port, TEXT, request(TEXT)), undisturbed)
+        taken = [number for number in range(6) if len(w.blades[number].asked) > asked[number]]
+        assert len(taken) == 2
+        assert (0 in taken) == (5 in taken)
+        script.cuts = [Cut(4)]
+        weights(3, *"cdefgh")
+        asking = asyncio.create_task(ask(w.http_port, TEXT, request(TEXT)))
+        await until(lambda: w.dispatcher.admission.waiting("p") == 1)
+        weights(4, *"iiiiii")
+        told = await asking
+        assert "no other worker with the same weights" in told.error
+        assert not told.done
+
+
 async def test_prompts_as_ids_and_other_shapes() -> None:
     """Token-in prompts, one prompt in a list, and a pool asked for by another name than its engine's."""
     script = Script()

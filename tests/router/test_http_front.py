@@ -243,7 +243,7 @@ async def test_the_limit_of_a_worker_is_kept_and_the_rest_waits_in_order() -> No
                 return await stream(c)
 
         asking = [asyncio.create_task(one()) for _ in range(6)]
-        await until(lambda: r.dispatcher.admission.waiting("p") == 4)
+        await until(lambda: r.dispatcher.admission.waiting("p") == 4 and running == 2)
         gate.set()
         assert await asyncio.gather(*asking) == [event(0) + DONE] * 6
         assert most == 2
