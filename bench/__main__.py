@@ -34,10 +34,10 @@ def main() -> int:
             print(f"{figure.key:18} {figure.title}")
         return 0
     rounds = arguments.rounds or (1 if arguments.quick else 3)
-    seconds = arguments.seconds or (1.5 if arguments.quick else 4.0)
+    seconds = arguments.seconds or (1.2 if arguments.quick else 4.0)
     figures = _figures(arguments)
     out = arguments.out or (ROOT / "build" / "bench" / "quick" if arguments.quick else ROOT / "docs" / "benchmarks")
-    run = Run(figures, _targets(arguments), rounds, seconds, arguments.realtime)
+    run = Run(figures, _targets(arguments), rounds, seconds, arguments.realtime, arguments.quick)
     began = time.monotonic()
     rows = run.measure()
     about = run.about | {
@@ -89,12 +89,13 @@ class Run:
     """One benchmark: every round goes through all targets of a figure, then the next figure."""
 
     def __init__(
-        self, figures: list[Figure], targets: frozenset[str], rounds: int, seconds: float, realtime: bool
+        self, figures: list[Figure], targets: frozenset[str], rounds: int, seconds: float, realtime: bool, quick: bool
     ) -> None:
         self._figures = figures
         self._targets = targets
         self._rounds = rounds
         self._seconds = seconds
+        self._quick = quick
         self._cores = choose_cores(realtime)
         open_files = raise_limits()
         os.sched_setaffinity(0, self._cores.rest)
@@ -165,7 +166,7 @@ class Run:
         return found
 
     def _run(self, figure: Figure, target: Target, bench: Bench, number: int, seconds: float = 0.0) -> Row:
-        shape = figure.shape
+        shape = figure.shape if not self._quick else figure.shape.hurried()
         seconds = seconds or min(self._seconds, figure.seconds or self._seconds)
         port = target.grpc_port if shape.mode.startswith("grpc") else target.http_port
         target.engine.set(shape.rate, shape.burst)

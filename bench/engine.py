@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.machine import NATIVE, ROOT, Cores, Process, busy, ending, foreign, native, wait_for
@@ -94,6 +94,10 @@ class Shape:
     def offered(self) -> float:
         """Tokens a second that the engine makes when nobody holds it back."""
         return self.conns * self.streams * self.rate
+
+    def hurried(self) -> "Shape":
+        """The same with half the time to settle."""
+        return replace(self, ramp_s=self.ramp_s / 2, warm_s=self.warm_s / 2)
 
     def body(self, folder: Path) -> Path:
         """The request's body as a file."""

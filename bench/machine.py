@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -34,8 +33,9 @@ class Cores:
         return min(self.rest)
 
     def before(self, core: int) -> list[str]:
-        """What to put before a command so that it stays on a core."""
-        return [*(["chrt", "-f", "1"] if self.realtime else []), "taskset", "-c", str(core)]
+        """What to put before a command so that it stays on a core, and does not outlive its parent."""
+        priority = ["chrt", "-f", "1"] if self.realtime else []
+        return ["setpriv", "--pdeathsig", "KILL", *priority, "taskset", "-c", str(core)]
 
 
 def choose_cores(realtime: bool = False) -> Cores:
@@ -46,7 +46,7 @@ def choose_cores(realtime: bool = False) -> Cores:
     cores = Cores(usable[-1], frozenset(usable[:-1]), realtime)
     if subprocess.run([*cores.before(cores.router), "true"], capture_output=True, check=False).returncode != 0:
         raise SystemExit(
-            "bench: " + ("--realtime needs root" if realtime else "taskset is needed (package util-linux)")
+            "bench: " + ("--realtime needs root" if realtime else "taskset and setpriv are needed (util-linux)")
         )
     return cores
 
@@ -142,11 +142,26 @@ def busy(core: int, pids: list[int]) -> Busy:
 
 def cpu_s(pid: int) -> float:
     """User and system seconds of a process; 0 when it is gone."""
+    return sum(cpu_split_s(pid))
+
+
+def cpu_split_s(pid: int) -> tuple[float, float]:
+    """User and system seconds of a process; 0 when it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0, 0.0
+    tick = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / tick, int(fields[12]) / tick
+
+
+def rss_kb(pid: int) -> int:
+    """Resident memory of a process; 0 when it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGESIZE") // 1024
 
 
 def foreign(before: Busy, after: Busy) -> float:
@@ -187,5 +202,6 @@ def describe(cores: Cores, open_files: int) -> dict[str, object]:
 
 
 def native() -> bool:
-    """True where the compiled load client and engine are there."""
-    return (NATIVE / "engine").exists() and (NATIVE / "load").exists() and shutil.which("gcc") is not None
+    """True where the compiled load client and engine are there, and `BENCH_FALLBACK` is not set."""
+    built = (NATIVE / "engine").exists() and (NATIVE / "load").exists()
+    return built and not os.environ.get("BENCH_FALLBACK")

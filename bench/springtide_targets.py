@@ -25,7 +25,10 @@ class RunningRouter:
         self._discovery = self._data_dir / "router.json"
         self._discovery.unlink(missing_ok=True)
         self.http_port = self.grpc_port = 0
-        argv = ["taskset", "-c", str(cores.load), sys.executable, "-m", "bench.controlplane", endpoint]
+        argv = [
+            "setpriv", "--pdeathsig", "KILL", "taskset", "-c", str(cores.load),
+            sys.executable, "-m", "bench.controlplane", endpoint,
+        ]  # fmt: skip
         self._control_plane = Process(argv, folder / f"{name}-controlplane.log")
         try:
             argv = [

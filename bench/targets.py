@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bench.engine import Engine, Shape, run_load
-from bench.machine import ROOT, Cores, Process, free_port, wait_for
+from bench.machine import ROOT, Cores, Process, free_port, native, wait_for
 from bench.springtide_targets import RunningRouter, RunningShim
 
 PEERS_BIN = ROOT / ".venv-bench" / "bin"
@@ -284,7 +284,7 @@ def opened(name: str, bench: Bench) -> Iterator[Target]:
     """The target, ready to answer. Raises Missing."""
     with FACTORIES[name](bench) as target:
         wait_for(lambda: _answers(target), f"{name} (see {bench.folder})", 40.0)
-        if target.grpc_port:
+        if target.grpc_port > 0 and native():
             wait_for(lambda: _streams(target, bench), f"a gRPC stream of {name} (see {bench.folder})", 20.0)
         yield target
 
