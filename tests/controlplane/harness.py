@@ -68,7 +68,7 @@ def operator(ch: grpc.aio.Channel) -> Any:  # the generated stub; its asyncio ty
 
 
 class FakeAgent:
-    """Does what it is told at once. `orders` remembers every want that it was sent, `sent` what it answered last."""
+    """Does what it is told at once. `orders` remembers every order that it was sent, once for each generation."""
 
     def __init__(self, address: str, node_id: str = "n1", gpus: int = 4, interval_s: float = 0.1) -> None:
         self.address = address
@@ -146,14 +146,15 @@ class FakeAgent:
 
     def _take(self, response: agent_pb2.SessionResponse) -> None:
         self.answers += 1
-        before = dict(self.reports)
+        reported = dict(self.reports)
         for message in response.workers:
             desired = agent_wire.desired_from_proto(message)
-            if self.desired.get(desired.worker_id) != desired:
+            before = self.desired.get(desired.worker_id)
+            if before is None or (before.generation, before.want) != (desired.generation, desired.want):
                 self.orders.append((desired.worker_id, desired.want))
             self.desired[desired.worker_id] = desired
             self._obey(desired, response.store_id)
-        if before != self.reports:
+        if reported != self.reports:
             self.say()
 
     def _obey(self, desired: DesiredWorker, store_id: str) -> None:
