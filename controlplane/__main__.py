@@ -15,6 +15,7 @@ from controlplane.core import views
 from controlplane.journal import journal
 from controlplane.loops.leader import Step
 from controlplane.metrics import Metrics
+from controlplane.plugins import load_policies
 from controlplane.store.memory import MemoryStore
 from controlplane.store.sqlite import SqliteStore
 from controlplane.store.store import Store
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = from_command_line(sys.argv[1:] if arguments is None else arguments)
         telemetry.setup("springtide-controlplane", level=settings.log_level)
+        load_policies()
         return asyncio.run(run(settings))
     except SpringtideError as error:
         print(f"controlplane: {error}", file=sys.stderr)

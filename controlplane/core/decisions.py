@@ -143,7 +143,9 @@ def _describe(policy: Policy, inputs: PolicyInputs) -> dict[str, float | int | s
 
 def _course(answer: PolicyAnswer) -> dict[str, float | int | str | bool | None]:
     """The stages that the count went through, in order, and how it is shared out."""
-    course: dict[str, float | int | str | bool | None] = {f"stage_{s.stage}": str(s) for s in answer.trail}
+    course: dict[str, float | int | str | bool | None] = {
+        f"step_{number}_{step.stage}": str(step) for number, step in enumerate(answer.trail, start=1)
+    }
     return course | {f"part_{name or 'any'}": count for name, count in answer.parts.items()}
 
 

@@ -10,6 +10,7 @@ from controlplane.core import orders, views
 from controlplane.core.snapshot import Plan, Put, Snapshot
 from controlplane.loops.hub import Hub
 from controlplane.loops.leader import Leader
+from controlplane.services.explaining import explain_decision, preview_scaling
 from controlplane.services.history import follow_events
 from controlplane.services.pools import merged
 from controlplane.services.present import node_message, pool_message, status_message, worker_message
@@ -150,6 +151,12 @@ class ControlPlaneService(pb_grpc.ControlPlaneServiceServicer):
         limit = _limit(request.limit, *_DECISIONS)
         found = await self._store.decisions(request.pool, limit, request.skip_holds)
         return pb.ListDecisionsResponse(decisions=[decision_to_proto(decision) for decision in found])
+
+    async def PreviewScaling(self, request: pb.PreviewScalingRequest, context: Any) -> pb.PreviewScalingResponse:
+        return preview_scaling(await self._leader.snapshot(), request, self._clock.now())
+
+    async def ExplainDecision(self, request: pb.ExplainDecisionRequest, context: Any) -> pb.ExplainDecisionResponse:
+        return await explain_decision(self._store, await self._leader.snapshot(), request)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Any) -> pb.ListEventsResponse:
         found = await self._store.events(request.pool, _limit(request.limit, *_EVENTS), request.after_event_id)

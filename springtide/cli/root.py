@@ -15,6 +15,8 @@ _COMMANDS = {
     "health": ("springtide.cli.inspect", "health", "Ask control plane, router and pools whether they serve."),
     "decisions": ("springtide.cli.history", "decisions", "Show scaling decisions, newest first."),
     "events": ("springtide.cli.history", "events", "Show what happened, oldest first."),
+    "explain": ("springtide.cli.explaining", "explain", "Say why a pool was scaled, or was not."),
+    "preview": ("springtide.cli.explaining", "preview", "Say what a pool's policy would decide now."),
     "scale": ("springtide.cli.operate", "scale", "Pin a pool's number of workers, or give it back to the policy."),
     "pause": ("springtide.cli.operate", "pause", "Hold scaling of a pool for a while."),
     "resume": ("springtide.cli.operate", "resume", "End a pool's hold."),

@@ -144,6 +144,30 @@ class AsyncSpringtide:
         request = cp.ListDecisionsRequest(pool=pool, limit=limit, skip_holds=skip_holds)
         return list((await self._ask("ListDecisions", request)).decisions)
 
+    async def preview(
+        self,
+        pool: str,
+        *,
+        policy: str = "",
+        settings: Mapping[str, Any] | None = None,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        waiting: int | None = None,
+    ) -> cp.PreviewScalingResponse:
+        """What the pool's policy would decide now, or another policy, settings, bounds or load. Changes nothing."""
+        request = cp.PreviewScalingRequest(pool=pool, min_workers=min_workers, max_workers=max_workers, waiting=waiting)
+        if policy or settings:
+            request.policy.name = policy
+            request.policy.settings.update(dict(settings or {}))
+        response: cp.PreviewScalingResponse = await self._ask("PreviewScaling", request)
+        return response
+
+    async def explain(self, decision_id: int = 0, *, pool: str = "") -> cp.ExplainDecisionResponse:
+        """A recorded decision in words; with id 0 the newest, of the pool where one is named."""
+        request = cp.ExplainDecisionRequest(decision_id=decision_id, pool=pool)
+        response: cp.ExplainDecisionResponse = await self._ask("ExplainDecision", request)
+        return response
+
     async def events(self, *, pool: str = "", limit: int = 0, after_event_id: int = 0) -> list[RecordedEvent]:
         """The newest `limit`, oldest first."""
         request = cp.ListEventsRequest(pool=pool, limit=limit, after_event_id=after_event_id)

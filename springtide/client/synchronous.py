@@ -99,6 +99,30 @@ class Springtide:
     def decisions(self, *, pool: str = "", limit: int = 0, skip_holds: bool = False) -> list[Decision]:
         return self._wait(self._client.decisions(pool=pool, limit=limit, skip_holds=skip_holds))
 
+    def preview(
+        self,
+        pool: str,
+        *,
+        policy: str = "",
+        settings: Mapping[str, Any] | None = None,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        waiting: int | None = None,
+    ) -> cp.PreviewScalingResponse:
+        return self._wait(
+            self._client.preview(
+                pool,
+                policy=policy,
+                settings=settings,
+                min_workers=min_workers,
+                max_workers=max_workers,
+                waiting=waiting,
+            )
+        )
+
+    def explain(self, decision_id: int = 0, *, pool: str = "") -> cp.ExplainDecisionResponse:
+        return self._wait(self._client.explain(decision_id, pool=pool))
+
     def events(self, *, pool: str = "", limit: int = 0, after_event_id: int = 0) -> list[RecordedEvent]:
         return self._wait(self._client.events(pool=pool, limit=limit, after_event_id=after_event_id))
 

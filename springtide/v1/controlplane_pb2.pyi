@@ -752,6 +752,181 @@ class ListDecisionsResponse(_message.Message):
 Global___ListDecisionsResponse: _TypeAlias = ListDecisionsResponse  # noqa: Y015
 
 @_typing.final
+class PreviewScalingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    MIN_WORKERS_FIELD_NUMBER: _builtins.int
+    MAX_WORKERS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    min_workers: _builtins.int
+    """Absent: the pool's."""
+    max_workers: _builtins.int
+    """Absent: the pool's."""
+    waiting: _builtins.int
+    """As if so many requests had waited for a while. Absent: what routers report."""
+    @_builtins.property
+    def policy(self) -> _types_pb2.PolicySpec:
+        """Absent: the pool's."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        policy: _types_pb2.PolicySpec | None = ...,
+        min_workers: _builtins.int | None = ...,
+        max_workers: _builtins.int | None = ...,
+        waiting: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_waiting", b"_waiting", "max_workers", b"max_workers", "min_workers", b"min_workers", "policy", b"policy", "waiting", b"waiting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_waiting", b"_waiting", "max_workers", b"max_workers", "min_workers", b"min_workers", "policy", b"policy", "pool", b"pool", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_workers: _TypeAlias = _typing.Literal["max_workers"]  # noqa: Y015
+    _WhichOneofArgType__max_workers: _TypeAlias = _typing.Literal["_max_workers", b"_max_workers"]  # noqa: Y015
+    _WhichOneofReturnType__min_workers: _TypeAlias = _typing.Literal["min_workers"]  # noqa: Y015
+    _WhichOneofArgType__min_workers: _TypeAlias = _typing.Literal["_min_workers", b"_min_workers"]  # noqa: Y015
+    _WhichOneofReturnType__waiting: _TypeAlias = _typing.Literal["waiting"]  # noqa: Y015
+    _WhichOneofArgType__waiting: _TypeAlias = _typing.Literal["_waiting", b"_waiting"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_workers) -> _WhichOneofReturnType__max_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_workers) -> _WhichOneofReturnType__min_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting) -> _WhichOneofReturnType__waiting | None: ...
+
+Global___PreviewScalingRequest: _TypeAlias = PreviewScalingRequest  # noqa: Y015
+
+@_typing.final
+class PreviewScalingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decision(self) -> _types_pb2.Decision:
+        """Its id is 0: it is not recorded."""
+
+    @_builtins.property
+    def explanation(self) -> Global___Explanation: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Event]:
+        """What would happen at once."""
+
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the pool afterwards, e.g. "CANNOT_PLACE: ..."."""
+
+    def __init__(
+        self,
+        *,
+        decision: _types_pb2.Decision | None = ...,
+        explanation: Global___Explanation | None = ...,
+        events: _abc.Iterable[_types_pb2.Event] | None = ...,
+        conditions: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "explanation", b"explanation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions", "decision", b"decision", "events", b"events", "explanation", b"explanation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreviewScalingResponse: _TypeAlias = PreviewScalingResponse  # noqa: Y015
+
+@_typing.final
+class ExplainDecisionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.int
+    pool: _builtins.str
+    """With decision_id 0: the pool's newest decision."""
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.int = ...,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainDecisionRequest: _TypeAlias = ExplainDecisionRequest  # noqa: Y015
+
+@_typing.final
+class ExplainDecisionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decision(self) -> _types_pb2.Decision: ...
+    @_builtins.property
+    def explanation(self) -> Global___Explanation: ...
+    def __init__(
+        self,
+        *,
+        decision: _types_pb2.Decision | None = ...,
+        explanation: Global___Explanation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "explanation", b"explanation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "explanation", b"explanation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainDecisionResponse: _TypeAlias = ExplainDecisionResponse  # noqa: Y015
+
+@_typing.final
+class Explanation(_message.Message):
+    """A decision in words, one sentence per entry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEEN_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def seen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Signals, counts, bounds. "unknown" is not zero."""
+
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each stage made of the count, in order."""
+
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the policy, as they were."""
+
+    @_builtins.property
+    def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What would change it."""
+
+    def __init__(
+        self,
+        *,
+        seen: _abc.Iterable[_builtins.str] | None = ...,
+        steps: _abc.Iterable[_builtins.str] | None = ...,
+        settings: _abc.Iterable[_builtins.str] | None = ...,
+        hints: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hints", b"hints", "seen", b"seen", "settings", b"settings", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
 class ListEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

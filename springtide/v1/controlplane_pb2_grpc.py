@@ -122,6 +122,16 @@ class ControlPlaneServiceStub:
                 request_serializer=springtide_dot_v1_dot_controlplane__pb2.ListDecisionsRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_controlplane__pb2.ListDecisionsResponse.FromString,
                 _registered_method=True)
+        self.PreviewScaling = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/PreviewScaling',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.PreviewScalingRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.PreviewScalingResponse.FromString,
+                _registered_method=True)
+        self.ExplainDecision = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/ExplainDecision',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.ExplainDecisionRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.ExplainDecisionResponse.FromString,
+                _registered_method=True)
         self.ListEvents = channel.unary_unary(
                 '/springtide.v1.ControlPlaneService/ListEvents',
                 request_serializer=springtide_dot_v1_dot_controlplane__pb2.ListEventsRequest.SerializeToString,
@@ -265,6 +275,21 @@ class ControlPlaneServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PreviewScaling(self, request, context):
+        """What the pool's policy would decide now, and what would come of it: nothing is changed. The request may ask for
+        another policy, other bounds, or a load.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainDecision(self, request, context):
+        """A recorded decision in words: what was seen, which steps the count went through, what would change it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListEvents(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -386,6 +411,16 @@ def add_ControlPlaneServiceServicer_to_server(servicer, server):
                     servicer.ListDecisions,
                     request_deserializer=springtide_dot_v1_dot_controlplane__pb2.ListDecisionsRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_controlplane__pb2.ListDecisionsResponse.SerializeToString,
+            ),
+            'PreviewScaling': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewScaling,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.PreviewScalingRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.PreviewScalingResponse.SerializeToString,
+            ),
+            'ExplainDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainDecision,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.ExplainDecisionRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.ExplainDecisionResponse.SerializeToString,
             ),
             'ListEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvents,
@@ -875,6 +910,60 @@ class ControlPlaneService:
             '/springtide.v1.ControlPlaneService/ListDecisions',
             springtide_dot_v1_dot_controlplane__pb2.ListDecisionsRequest.SerializeToString,
             springtide_dot_v1_dot_controlplane__pb2.ListDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewScaling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/PreviewScaling',
+            springtide_dot_v1_dot_controlplane__pb2.PreviewScalingRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.PreviewScalingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/ExplainDecision',
+            springtide_dot_v1_dot_controlplane__pb2.ExplainDecisionRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.ExplainDecisionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,12 @@ class ControlPlaneServiceStub:
     CordonNode: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.CordonNodeRequest, _controlplane_pb2.CordonNodeResponse]
     UncordonNode: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.UncordonNodeRequest, _controlplane_pb2.UncordonNodeResponse]
     ListDecisions: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ListDecisionsRequest, _controlplane_pb2.ListDecisionsResponse]
+    PreviewScaling: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.PreviewScalingRequest, _controlplane_pb2.PreviewScalingResponse]
+    """What the pool's policy would decide now, and what would come of it: nothing is changed. The request may ask for
+    another policy, other bounds, or a load.
+    """
+    ExplainDecision: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ExplainDecisionRequest, _controlplane_pb2.ExplainDecisionResponse]
+    """A recorded decision in words: what was seen, which steps the count went through, what would change it."""
     ListEvents: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ListEventsRequest, _controlplane_pb2.ListEventsResponse]
     WatchEvents: _aio.UnaryStreamMultiCallable[_controlplane_pb2.WatchEventsRequest, _controlplane_pb2.WatchEventsResponse]
     """Events from now on, or after `after_event_id`."""
@@ -186,6 +192,24 @@ class ControlPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _controlplane_pb2.ListDecisionsRequest,
         context: _aio.ServicerContext[_controlplane_pb2.ListDecisionsRequest, _abc.Awaitable[_controlplane_pb2.ListDecisionsResponse]],
     ) -> _abc.Awaitable[_controlplane_pb2.ListDecisionsResponse]: ...
+
+    @_abc_1.abstractmethod
+    def PreviewScaling(
+        self,
+        request: _controlplane_pb2.PreviewScalingRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.PreviewScalingRequest, _abc.Awaitable[_controlplane_pb2.PreviewScalingResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.PreviewScalingResponse]:
+        """What the pool's policy would decide now, and what would come of it: nothing is changed. The request may ask for
+        another policy, other bounds, or a load.
+        """
+
+    @_abc_1.abstractmethod
+    def ExplainDecision(
+        self,
+        request: _controlplane_pb2.ExplainDecisionRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.ExplainDecisionRequest, _abc.Awaitable[_controlplane_pb2.ExplainDecisionResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.ExplainDecisionResponse]:
+        """A recorded decision in words: what was seen, which steps the count went through, what would change it."""
 
     @_abc_1.abstractmethod
     def ListEvents(

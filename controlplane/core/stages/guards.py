@@ -50,6 +50,7 @@ def bounds(course: Course) -> None:
     inputs = course.inputs
     within = min(max(course.count, inputs.min_workers), inputs.max_workers)
     if within > course.count:
-        course.take("bounds", within, f"min_workers is {inputs.min_workers}", "AT_MIN")
+        reason = "BELOW_MIN" if inputs.present < inputs.min_workers else "AT_MIN"
+        course.take("bounds", within, f"min_workers is {inputs.min_workers}", reason)
     elif within < course.count:
         course.take("bounds", within, f"max_workers is {inputs.max_workers}", "AT_MAX")
