@@ -75,6 +75,8 @@ class Admission:
             return True
         if not self.fleet.active(ticket.pool) and pool.max_workers == 0 and pool.starting == 0:
             raise self._reject(ticket, now, "POOL_AT_ZERO", f"Pool {pool.name} may have no worker (max_workers = 0).")
+        if ticket.deadline is not None and ticket.deadline <= now:
+            raise self._reject(ticket, now, "DEADLINE", "No worker took the request by its own deadline.")
         if ticket.want.needs.labels and pool.starting == 0:
             check_labels(ticket, self.fleet.of(ticket.pool))
         cell = self.fleet.waiting_cell(pool.name)
@@ -261,7 +263,7 @@ class Admission:
             message = f"No worker of pool {pool.name} took the request within {pool.waiting_timeout_s:g} s."
             return Denied(ticket, self._reject(ticket, now, "WAITING_TIMEOUT", message))
         if ticket.deadline is not None and now >= ticket.deadline:
-            return Denied(ticket, self._reject(ticket, now, "DEADLINE", "The request's own deadline passed."))
+            return Denied(ticket, self._reject(ticket, now, "DEADLINE", "No worker took the request by its own deadline."))
         return None
 
     def _due(self, ticket: Ticket, pool: RoutedPool | None, now: float) -> float:

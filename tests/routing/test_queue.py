@@ -136,6 +136,14 @@ def test_a_deadline_ends_the_wait_as_unavailable() -> None:
     assert both.deadline == 11.0
 
 
+def test_a_deadline_of_zero_does_not_wait() -> None:
+    made = admission(worker("a", max_in_flight=1))
+    first = made.open("m", 0.0, want=Want(deadline_s=0.0))
+    assert made.admit(first, 0.0)
+    assert refused(made, 0.0, deadline_s=0.0).reason == "DEADLINE"
+    assert made.waiting("p") == 0
+
+
 # ------------------------------------------------------------ Retry-After
 
 
