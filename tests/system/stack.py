@@ -54,6 +54,7 @@ class Stack:
         gpus: int = 4,
         timing: Mapping[str, float] | None = None,
         agent_config: str = "",
+        router_config: str = "",
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
@@ -63,6 +64,7 @@ class Stack:
         config = folder / "controlplane.toml"
         config.write_text("[timing]\n" + "".join(f"{key} = {value}\n" for key, value in (timing or {}).items()))
         (folder / "nodeagent.toml").write_text(agent_config)
+        (folder / "router.toml").write_text(router_config)
         control = f"127.0.0.1:{self.controlplane_port}"
         self.commands = {
             "controlplane": [
@@ -77,7 +79,7 @@ class Stack:
             "router": [
                 *("-m", "router", "--controlplane", control, "--data-dir", str(folder / "router")),
                 *("--listen", f"127.0.0.1:{self.router_port}", "--http-listen", f"127.0.0.1:{self.http_port}"),
-                *("--metrics-port", "0"),
+                *("--metrics-port", "0", "--config", str(folder / "router.toml")),
             ],
         }
         self._channel: grpc.Channel | None = None
@@ -203,6 +205,19 @@ class Stack:
 
     def decisions(self) -> list[t.Decision]:
         return list(self.operator.ListDecisions(cp.ListDecisionsRequest(limit=1000), timeout=5).decisions)
+
+    def counted(self, process: str, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels, at one of the three processes."""
+        import urllib.request
+
+        from prometheus_client.parser import text_string_to_metric_families
+
+        folder = {"controlplane": "cp", "nodeagent": "agent"}.get(process, process)
+        address = json.loads((self.folder / folder / f"{process}.json").read_text())["metrics"]
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     def engine_pids(self, worker_id: str) -> dict[str, int]:
         """shim, guard and engine pids of a worker, from its folder."""
