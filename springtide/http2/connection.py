@@ -248,10 +248,13 @@ class Connection(asyncio.Protocol):
         self._end_streams(ErrorCode.CANCEL)
         transport = self.transport
         if transport is not None and not transport.is_closing():
-            if transport.can_write_eof():
-                transport.write_eof()
-            else:
-                transport.close()
+            try:
+                if transport.can_write_eof():
+                    transport.write_eof()
+                else:
+                    transport.close()
+            except OSError:  # the peer was faster
+                transport.abort()
 
     def _end_streams(self, code: int) -> None:
         for stream in list(self.streams.values()):

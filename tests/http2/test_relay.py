@@ -23,7 +23,7 @@ class Methods(grpc.GenericRpcHandler):
         self.received = 0
 
     def service(self, handler_call_details: Any) -> Any:
-        kinds = {
+        kinds: dict[str, Any] = {
             "/t/Echo": grpc.unary_unary_rpc_method_handler(self.echo),
             "/t/Fail": grpc.unary_unary_rpc_method_handler(self.fail),
             "/t/Chat": grpc.stream_stream_rpc_method_handler(self.chat),
@@ -38,7 +38,7 @@ class Methods(grpc.GenericRpcHandler):
         context.set_trailing_metadata((("x-tail", "2"),))
         return request
 
-    async def fail(self, request: bytes, context: Any) -> bytes:
+    async def fail(self, request: bytes, context: Any) -> None:
         await context.abort(grpc.StatusCode.DATA_LOSS, "so not: ü%")
 
     async def chat(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
@@ -64,7 +64,7 @@ class Methods(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def relayed(folder: Path, serve: bool = True) -> AsyncIterator[tuple[grpc.aio.Channel, Methods, Http2Server]]:
+async def relayed(folder: Path, serve: bool = True) -> AsyncIterator[tuple[Any, Methods, Http2Server]]:
     path = str(folder / "grpc")
     methods = Methods()
     behind = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])

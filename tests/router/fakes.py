@@ -114,6 +114,7 @@ class Router:
     watch: Watch | None
     http_port: int
     grpc_address: str
+    port: GrpcPort
 
     @property
     def in_flight(self) -> int:
@@ -149,7 +150,7 @@ async def router(
         watch = Watch(dispatcher, cp, "r1", "session", "0", on_table)
         watching = asyncio.create_task(watch.run())
     try:
-        yield Router(dispatcher, front, relay, watch, http_port, address)
+        yield Router(dispatcher, front, relay, watch, http_port, address, port)
     finally:
         if watching is not None:
             watching.cancel()
