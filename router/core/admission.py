@@ -5,32 +5,27 @@ denied by a later `pump` of its pool, which is due after every change and at the
 """
 
 from bisect import insort
-from collections.abc import Sequence
 from itertools import count
 
 from router.core.board import ONE_PROCESS, Board
 from router.core.demand import Demand
 from router.core.fleet import Fleet
-from router.core.pick import meets, pick
-from router.core.policies import make_policy
+from router.core.patience import check_labels, due, patience_ends
+from router.core.pick import pick
+from router.core.policies.book import PolicyBook
 from router.core.policies.policy import Policy, Rng
 from router.core.retry import Blame, Ruling, Verdict
 from router.core.seat import Seat
 from router.core.ticket import Denied, Granted, Ticket
 from router.core.want import NO_NEEDS, NOTHING, Needs, Want
 from springtide.errors import Exhausted, NotFound, SpringtideError, Unavailable
-from springtide.model.pool import RoutingSpec
-from springtide.model.routing import (
-    PoolReport,
-    RoutedPool,
-    RouterReport,
-    WorkerUse,
-)
+from springtide.model.routing import RoutedPool, RouterReport, WorkerUse
 
 DOUBT_S = 5.0
 """After a fault: how long the failed incarnation is left alone by the request, for the table to say whether it died."""
 _LOOK_AGAIN_S = 0.01
 """How soon a full worker is looked at again that the router's other processes may have left."""
+_TOO_LATE = "No worker took the request by its own deadline."
 _LEARNING = 0.1
 """Weight of one more answer in the expected length of the next."""
 Verdicts = list[Granted | Denied]
@@ -43,7 +38,7 @@ class Admission:
     def __init__(self, rng: Rng, board: Board = ONE_PROCESS) -> None:
         self.fleet = Fleet(board)
         self._rng = rng
-        self._policies: dict[str, tuple[RoutingSpec, Policy]] = {}
+        self._policies = PolicyBook()
         self._shed: dict[str, list[Granted | Denied]] = {}
         self._numbers = count(1)
         self._queues: dict[str, list[Ticket]] = {}
@@ -56,9 +51,10 @@ class Admission:
         """A ticket for a new request. Raises NotFound, Unavailable."""
         pool = self.fleet.pool_of(model, want.role)
         self.demand(pool.name).requests_total += 1
+        ticket = Ticket(pool.name, next(self._numbers), now, deadline, want, call_deadline=deadline)
         if want.deadline_s is not None:
-            deadline = min(deadline or float("inf"), now + want.deadline_s)
-        return Ticket(pool.name, next(self._numbers), now, deadline, want)
+            ticket.deadline = min(deadline or float("inf"), now + want.deadline_s)
+        return ticket
 
     def admit(self, ticket: Ticket, now: float) -> bool:
         """True: it has a seat. False: it is held. Raises Unavailable or Exhausted with `retry_after_s`.
@@ -76,7 +72,7 @@ class Admission:
         if not self.fleet.active(ticket.pool) and pool.max_workers == 0 and pool.starting == 0:
             raise self._reject(ticket, now, "POOL_AT_ZERO", f"Pool {pool.name} may have no worker (max_workers = 0).")
         if ticket.deadline is not None and ticket.deadline <= now:
-            raise self._reject(ticket, now, "DEADLINE", "No worker took the request by its own deadline.")
+            raise self._reject(ticket, now, "DEADLINE", _TOO_LATE)
         if ticket.want.needs.labels and pool.starting == 0:
             check_labels(ticket, self.fleet.of(ticket.pool))
         cell = self.fleet.waiting_cell(pool.name)
@@ -92,7 +88,7 @@ class Admission:
         ticket.waiting_since = now
         insort(queue, ticket)
         cell.put(len(queue))
-        due_at = self._due(ticket, pool, now)
+        due_at = due(ticket, pool, now)
         self._due_at[ticket.pool] = min(due_at, self._due_at.get(ticket.pool) or due_at)
         return False
 
@@ -158,11 +154,7 @@ class Admission:
     def policy(self, pool: str) -> Policy:
         """The pool's routing policy; a new one when what the pool says has changed."""
         routed = self.fleet.table.pools.get(pool)
-        spec = routed.routing if routed is not None else RoutingSpec()
-        known = self._policies.get(pool)
-        if known is None or known[0] != spec:
-            known = self._policies[pool] = (spec, make_policy(spec))
-        return known[1]
+        return self._policies.of(pool, routed.routing) if routed is not None else self._policies.of(pool)
 
     def _seat(self, ticket: Ticket, now: float) -> bool:
         excluded = [key for key, until in ticket.excluded.items() if until > now]
@@ -178,6 +170,7 @@ class Admission:
         seat.own_prefill += ticket.prefill
         ticket.seat = seat
         ticket.had_seat = True
+        ticket.deadline = ticket.call_deadline
         ticket.want.placed()
         ticket.attempts += 1
         ticket.hopeless_at = None
@@ -244,7 +237,7 @@ class Admission:
                 ticket.waiting_since = None
                 verdicts.append(denied)
         queue[:] = held
-        self._due_at[pool_name] = min((self._due(t, pool, now) for t in held), default=0.0)
+        self._due_at[pool_name] = min((due(t, pool, now) for t in held), default=0.0)
         return verdicts
 
     def _denial(self, ticket: Ticket, pool: RoutedPool | None, now: float) -> Denied | None:
@@ -259,16 +252,12 @@ class Admission:
             seats = self.fleet.of(ticket.pool)
             if seats and not any(ticket.suits(seat) for seat in seats):
                 return Denied(ticket, None)  # the pool has moved on to other weights
-        if now >= _patience_ends(ticket, pool):
+        if now >= patience_ends(ticket, pool):
             message = f"No worker of pool {pool.name} took the request within {pool.waiting_timeout_s:g} s."
             return Denied(ticket, self._reject(ticket, now, "WAITING_TIMEOUT", message))
         if ticket.deadline is not None and now >= ticket.deadline:
-            return Denied(ticket, self._reject(ticket, now, "DEADLINE", "No worker took the request by its own deadline."))
+            return Denied(ticket, self._reject(ticket, now, "DEADLINE", _TOO_LATE))
         return None
-
-    def _due(self, ticket: Ticket, pool: RoutedPool | None, now: float) -> float:
-        times = [_patience_ends(ticket, pool), ticket.deadline, ticket.hopeless_at, *ticket.excluded.values()]
-        return min((t for t in times if t is not None and t > now), default=now + 0.05)
 
     def retry_after_s(self, pool_name: str, now: float) -> float:
         """When a request for the pool may come back, whole seconds."""
@@ -310,51 +299,10 @@ class Admission:
 
     def report(self, now: float) -> RouterReport:
         """What the control plane is told. Takes the first-token samples of the interval."""
-        for name in [n for n in self._demand if n not in self.fleet.table.pools and not self._queues.get(n)]:
+        known = self.fleet.table.pools
+        for name in [n for n in self._demand if n not in known and not self._queues.get(n)]:
             del self._demand[name]
-        for name in [n for n in self._policies if n not in self.fleet.table.pools]:
-            del self._policies[name]
-        pools = []
-        for name in self.fleet.table.pools:
-            demand = self.demand(name)
-            p50, p99 = demand.take_ttft()
-            queue = self._queues.get(name, ())
-            oldest = max((now - t.waiting_since for t in queue if t.waiting_since is not None), default=0.0)
-            pools.append(
-                PoolReport(
-                    name,
-                    waiting=len(queue),
-                    rejected=demand.rejected_now(now),
-                    oldest_wait_s=oldest,
-                    requests_total=demand.requests_total,
-                    failed_total=demand.failed_total,
-                    ttft_p50_s=p50,
-                    ttft_p99_s=p99,
-                )
-            )
-        uses = [WorkerUse(*s.id, s.own, s.failures_total, s.requests_total) for s in self.fleet.all()]
-        return RouterReport(tuple(pools), tuple(uses))
-
-
-def _patience_ends(ticket: Ticket, pool: RoutedPool | None) -> float:
-    """When the ticket will have waited as long as its pool holds requests, all its waits together."""
-    timeout_s = pool.waiting_timeout_s if pool is not None and pool.waiting_timeout_s > 0 else 300.0
-    since = ticket.waiting_since if ticket.waiting_since is not None else ticket.arrived_at
-    return since + timeout_s - ticket.waited_s
-
-
-def check_labels(ticket: Ticket, seats: Sequence[Seat]) -> None:
-    """Raises Unavailable where workers serve and none of them has the labels that are asked for."""
-    wanted = Needs(ticket.want.needs.labels)
-    if not seats or any(meets(seat.worker, wanted) for seat in seats):
-        return
-    asked = ", ".join(f"{key}={value}" for key, value in wanted.labels)
-    known = sorted({f"{key}={value}" for seat in seats for key, value in seat.worker.labels.items()})
-    raise Unavailable(
-        f"No worker of pool {ticket.pool} has the labels {asked}.",
-        reason="NO_WORKER_HAS_LABELS",
-        field="x-require-labels",
-        value=asked,
-        remedy=f"Known: {', '.join(known[:20]) or 'none'}.",
-        retry_after_s=5.0,
-    )
+        self._policies.keep(known)
+        pools = tuple(self.demand(name).report(name, self._queues.get(name, ()), now) for name in known)
+        uses = tuple(WorkerUse(*s.id, s.own, s.failures_total, s.requests_total) for s in self.fleet.all())
+        return RouterReport(pools, uses)

@@ -2,7 +2,11 @@
 
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+
+from router.core.ticket import Ticket
+from springtide.model.routing import PoolReport
 
 _MAX_REJECTIONS = 4096
 _MAX_SAMPLES = 2048
@@ -98,3 +102,17 @@ class Demand:
         if not samples:
             return None, None
         return samples[(len(samples) - 1) // 2], samples[math.ceil(0.99 * len(samples)) - 1]
+
+    def report(self, pool: str, held: Collection[Ticket], now: float) -> PoolReport:
+        """For the control plane. Takes the samples of the interval."""
+        p50, p99 = self.take_ttft()
+        return PoolReport(
+            pool,
+            waiting=len(held),
+            rejected=self.rejected_now(now),
+            oldest_wait_s=max((now - t.waiting_since for t in held if t.waiting_since is not None), default=0.0),
+            requests_total=self.requests_total,
+            failed_total=self.failed_total,
+            ttft_p50_s=p50,
+            ttft_p99_s=p99,
+        )

@@ -15,7 +15,7 @@ class Ticket:
     number: int
     arrived_at: float
     deadline: float | None = None
-    """The client's own; None: only the pool's waiting time-out."""
+    """The client's own for its wait; None: only the pool's waiting time-out."""
     want: Want = NOTHING
     attempts: int = 0
     excluded: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -26,6 +26,8 @@ class Ticket:
     hopeless_at: float | None = None
     """With a doubtful fault and no other worker: when to give up if the failed incarnation is still there."""
 
+    call_deadline: float | None = None
+    """The client's own for the whole call; what is left of `deadline` once a worker has had the request."""
     had_seat: bool = False
     """A worker had it before: the queue's bound is for new ones, nothing is dropped on its way to another worker."""
     tokens: int = 0

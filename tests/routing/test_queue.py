@@ -136,6 +136,19 @@ def test_a_deadline_ends_the_wait_as_unavailable() -> None:
     assert both.deadline == 11.0
 
 
+def test_a_deadline_of_the_wait_ends_with_the_first_worker() -> None:
+    """A stream that loses its worker later waits for another one as any does; a call's own deadline stays."""
+    made = admission(worker("a", max_in_flight=1))
+    ticket = made.open("m", 0.0, deadline=60.0, want=Want(deadline_s=1.0))
+    assert ticket.deadline == 1.0
+    assert made.admit(ticket, 0.0)
+    made.settle(ticket, Ruling(Verdict.RETRY, Blame.FAILURE), "", 30.0)
+    assert not made.admit(ticket, 30.0)
+    arrive(made, worker("b"), now=31.0)
+    assert made.pump("p", 31.0)[0] == [Granted(ticket)]
+    assert ticket.deadline == 60.0
+
+
 def test_a_deadline_of_zero_does_not_wait() -> None:
     made = admission(worker("a", max_in_flight=1))
     first = made.open("m", 0.0, want=Want(deadline_s=0.0))
