@@ -57,6 +57,13 @@ FIGURES = (
         seconds=2.0,
     ),
     Figure(
+        "short-paced",
+        "The same from 64 connections that wait up to 40 ms between requests: no core is full",
+        Shape("short", 64, ramp_s=0.2, warm_s=0.5, think_ms=40),
+        ("springtide", "shim", "router+shim", *PEERS),
+        unit="µs CPU per request",
+    ),
+    Figure(
         "ttft",
         "First token on kept-alive connections, 64 streams of 16 tokens at 50 tokens/s, one after another",
         Shape("turns", 64, tokens=16),
