@@ -18,6 +18,7 @@ _TOKENS = re.compile(rb',"token_ids":\s*\[([\d,\s]*)\]')
 _PROMPT = re.compile(rb',"prompt_token_ids":\s*\[([\d,\s]*)\]')
 _BOTH = re.compile(rb',"(?:prompt_)?token_ids":\s*\[[\d,\s]*\]')
 _QUOTE = ord('"')
+_NOWHERE = 1 << 40
 _STEP_BYTES = 16 * 1024
 MAX_STREAM_BYTES = 2 * 1024 * 1024
 
@@ -32,8 +33,9 @@ class Budget:
 class Kept:
     """One stream's. A Shaper for its first attempt: notes what passes, and takes out the ids that nobody asked for.
 
-    `ids` is `1,2,3,` in ASCII. Up to `clean` of it the client has the whole text; what follows gave none yet (half a
-    character, a special token) and is made again. `spoiled` says why the stream cannot be continued, if it cannot.
+    `ids` is `1]2,3]` in ASCII: as many numbers an event as it had. Up to `clean` of it the client has the whole text;
+    what follows gave none yet (half a character, a special token) and is made again. `spoiled` says why the stream
+    cannot be continued, if it cannot.
     """
 
     __slots__ = (
@@ -41,6 +43,7 @@ class Kept:
         "_opened",
         "_room",
         "_taken",
+        "_text_at",
         "budget",
         "clean",
         "clean_from",
@@ -77,6 +80,7 @@ class Kept:
         self.text_bytes = 0
         self._mark = b'"content":"' if terms.chat else b'"text":"'
         self._opened = False
+        self._text_at = _NOWHERE
         self._room = 0
         self._taken = 0
 
@@ -84,24 +88,24 @@ class Kept:
 
     def feed(self, events: bytes) -> bytes:
         """Notes the ids in whole events; gives the events as the client gets them."""
-        at = events.find(_IDS)
-        text = events.find(self._mark)
-        if at < 0 or text < 0 or not self._opened or self.spoiled or events.find(_IDS, at + 14) >= 0:
+        text = self._text_at  # where the text began in the event before: everything in front of it stays the same
+        at = events.find(_IDS, text)
+        if at < 0 or not events.startswith(self._mark, text - len(self._mark)) or events.find(_IDS, at + 14) >= 0:
             return self._look(events)
-        end = events.find(b"]", at)
-        before = len(self.ids)
-        self.ids += events[at + 14 : end]
-        self.ids += b","
-        if events[text + len(self._mark)] != _QUOTE:
+        end = events.find(b"]", at) + 1
+        ids = self.ids
+        before = len(ids)
+        ids += events[at + 14 : end]
+        if events[text] != _QUOTE:
             self.clean_from = before
-            self.clean = len(self.ids)
+            self.clean = len(ids)
         self.last = events
         if self.texts is not None:
             self.texts.append(events)
             self.text_bytes += len(events)
         if before + self.text_bytes > self._room:
             self._grow()
-        return events if self.terms.ids_visible else events[:at] + events[end + 1 :]
+        return events if self.terms.ids_visible else events[:at] + events[end:]
 
     def _look(self, events: bytes) -> bytes:
         """The same for the first events, several at once, and unusual ones."""
@@ -135,6 +139,7 @@ class Kept:
                 self.spoil("the engine gave no ids of the prompt")
             else:
                 self._add(tokens[1], some_text)
+                self._text_at = text + len(self._mark)
         elif some_text:
             self.spoil("the engine gave no token ids")
         if self.texts is not None and some_text and not self.spoiled:
@@ -147,7 +152,7 @@ class Kept:
             return
         before = len(self.ids)
         self.ids += ids
-        self.ids += b","
+        self.ids += b"]"
         if some_text:
             self.clean_from = before
             self.clean = len(self.ids)
@@ -186,6 +191,7 @@ class Kept:
         self.head = self.last = b""
         self.finish = None
         self._opened = False
+        self._text_at = _NOWHERE
         self.texts = None if self.texts is None else []
 
     # ------------------------------------------------------------ once the stream is lost
@@ -214,7 +220,7 @@ class Kept:
         """
         clean = self.clean
         for _ in range(drop):
-            clean = self.ids.rfind(b",", 0, clean - 1) + 1
+            clean = max(self.ids.rfind(b",", 0, clean - 1), self.ids.rfind(b"]", 0, clean - 1)) + 1
         if self.terms.ids_visible:
             self.owed = _numbers(self.ids[clean:]) + self.owed
         del self.ids[clean:]
@@ -227,6 +233,10 @@ class Kept:
     def answer_ids(self) -> list[int]:
         """The answer's ids."""
         return _numbers(self.ids)
+
+    def answer_json(self) -> bytes:
+        """The same as the inside of a JSON list."""
+        return bytes(self.ids).replace(b"]", b",").rstrip(b",")
 
     def last_ids(self) -> list[int]:
         """Ids of the last event with text."""
@@ -266,6 +276,7 @@ class Kept:
         """Gives back what it took."""
         self.budget.left += self._taken
         self._taken = self._room = 0
+        self._text_at = _NOWHERE
         self.ids = bytearray()
         self.clean = self.clean_from = 0
         self.prompt = b""
@@ -288,4 +299,4 @@ class Kept:
 
 
 def _numbers(raw: bytes | bytearray) -> list[int]:
-    return [int(number) for number in raw.split(b",") if number.strip()]
+    return [int(number) for number in raw.replace(b"]", b",").split(b",") if number.strip()]

@@ -43,7 +43,7 @@ def resumed_body(terms: Terms, kept: Kept, room: int | None) -> bytes:
         fields["max_tokens"] = bound - count
     if terms.min_tokens > count:
         fields["min_tokens"] = terms.min_tokens - count
-    ids = bytes(kept.ids).rstrip(b",")
+    ids = kept.answer_json()
     prompt = kept.prompt + (b"," + ids if ids else b"")
     return orjson.dumps(fields)[:-1] + b',"prompt":[' + prompt + b"]}"
 
