@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +32,54 @@ class FaultStack(Stack):
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.options = options
+
+    def start_only(self, name: str) -> None:
+        """Starts a process and waits for nothing."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *self.commands[name]],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environ,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def add_agent(self, name: str, *, gpus: int = 4, node_id: str = "", folder: str = "") -> None:
+        """One more node on this machine, not started yet."""
+        command = list(self.commands["nodeagent"])
+        for flag, value in (
+            ("--data-dir", str(self.folder / (folder or name))),
+            ("--node-id", node_id or name),
+            ("--gpus", str(gpus)),
+        ):
+            command[command.index(flag) + 1] = value
+        self.commands[name] = command
+
+    def add_router(self, name: str) -> int:
+        """One more router, not started yet; its HTTP port."""
+        port = free_port()
+        command = list(self.commands["router"])
+        for flag, value in (
+            ("--data-dir", str(self.folder / name)),
+            ("--listen", f"127.0.0.1:{free_port()}"),
+            ("--http-listen", f"127.0.0.1:{port}"),
+        ):
+            command[command.index(flag) + 1] = value
+        self.commands[name] = command
+        return port
+
+    def stop(self) -> None:
+        """Also what was added."""
+        for name in [name for name in self.processes if name not in ("controlplane", "nodeagent", "router")]:
+            process = self.processes.pop(name)
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        super().stop()
 
     def pool(self, name: str = "demo", *, workers: int = 1, most: int = 4, wait: bool = True, **spec: Any) -> None:
         """A pool that is pinned to `workers`, so that only faults and the test move it."""
