@@ -93,7 +93,7 @@ FIGURES = (
         "grpc-saturation",
         "gRPC Generate, 8 connections of 32 streams, 400 tokens/s offered to each",
         Shape("grpc", 8, 32, rate=400),
-        ("springtide", "router+shim", "envoy", "grpc.aio"),
+        ("springtide", "router+shim", "envoy", "grpc.aio", "grpc.aio (asyncio)"),
         value="per_s",
         unit="tokens/s",
         seconds=2.0,
@@ -161,7 +161,7 @@ GOALS = (
     Goal("memory per idle stream, 5,000 (KB)", "idle-5000", "springtide", None, 8),
     Goal("gRPC CPU per token, 8 × 50", "grpc-8x50", "springtide", "envoy", 1.30),
     Goal("gRPC CPU per token, 8 × 8", "grpc-8x8", "springtide", "grpc.aio", 0.50),
-    Goal("gRPC saturation", "grpc-saturation", "springtide", "grpc.aio", 15, at_least=True),
+    Goal("gRPC saturation", "grpc-saturation", "springtide", "grpc.aio (asyncio)", 15, at_least=True),
     *(
         Goal(f"router + shim, CPU per token, {name}", figure, "router+shim", peer, bound)
         for figure, name in (("sum-spread", "spread"), ("sum-burst", "engine steps"))

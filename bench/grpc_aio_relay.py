@@ -1,6 +1,6 @@
-"""The plain way to serve `Generate` in Python, as a yardstick: grpc.aio on uvloop, one servicer coroutine a stream.
+"""The plain way to serve `Generate` in Python, as a yardstick: grpc.aio, one servicer coroutine a stream.
 
-    python -m bench.grpc_aio_relay PORT ENGINE_PORT
+    python -m bench.grpc_aio_relay PORT ENGINE_PORT uvloop|asyncio
 
 Reads the engine's events with asyncio streams and yields one message a token. No policy, no accounting.
 """
@@ -63,4 +63,5 @@ async def serve(port: int, engine_port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2])))
+    run = {"uvloop": uvloop.run, "asyncio": asyncio.run}[sys.argv[3]]
+    run(serve(int(sys.argv[1]), int(sys.argv[2])))

@@ -260,9 +260,18 @@ def haproxy(bench: Bench) -> contextlib.AbstractContextManager[Target]:
 
 def grpc_aio(bench: Bench) -> contextlib.AbstractContextManager[Target]:
     """The plain way in Python: a grpc.aio servicer on uvloop that turns the engine's events into messages."""
+    return _grpc_aio(bench, "grpc.aio", "uvloop")
+
+
+def grpc_aio_plain(bench: Bench) -> contextlib.AbstractContextManager[Target]:
+    """The same on asyncio's own loop."""
+    return _grpc_aio(bench, "grpc.aio (asyncio)", "asyncio")
+
+
+def _grpc_aio(bench: Bench, name: str, loop: str) -> contextlib.AbstractContextManager[Target]:
     port = free_port()
-    argv = [sys.executable, "-m", "bench.grpc_aio_relay", str(port), str(bench.engine.http_port)]
-    return _peer(bench, "grpc.aio", argv, 0, port)
+    argv = [sys.executable, "-m", "bench.grpc_aio_relay", str(port), str(bench.engine.http_port), loop]
+    return _peer(bench, name, argv, 0, port)
 
 
 FACTORIES: dict[str, Callable[[Bench], contextlib.AbstractContextManager[Target]]] = {
@@ -276,6 +285,7 @@ FACTORIES: dict[str, Callable[[Bench], contextlib.AbstractContextManager[Target]
     "vllm-router": vllm_router,
     "sglang-router": sglang_router,
     "grpc.aio": grpc_aio,
+    "grpc.aio (asyncio)": grpc_aio_plain,
 }
 
 
