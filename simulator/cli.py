@@ -203,3 +203,35 @@ def swarm(seed: int | None, seeds: int, first: int, minutes: float | None) -> No
             click.echo(f"seed {outcome.seed}: {outcome.violation}\n  springtide simulate swarm --seed {outcome.seed}")
     click.echo(f"{done} seeds, {virtual_s / 3600:.1f} virtual hours, {len(failed)} failed")
     sys.exit(1 if failed else 0)
+
+
+@simulate.command()
+@click.option("--traces", type=click.Path(path_type=Path), default=Path("tests/data/traces"), show_default=True)
+@click.option("--policy", default=None, help="Ours [the one that we recommend: slo].")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of ours; repeatable.")
+@click.option("--loads", "names", default="code,conv,code-burst", show_default=True)
+@click.option("--start-ups", default="20,120", show_default=True, help="Seconds.")
+@click.option("--length", "length_s", type=float, default=None, help="Only the first seconds of each trace.")
+@click.option("--jobs", type=int, default=1, show_default=True, help="Processes.")
+@click.option("--write", type=click.Path(path_type=Path), default=None, help="A page with marks for the tables.")
+def compare(**options: Any) -> None:
+    """Our default policy and other projects' algorithms on the same traces. Exit code 1 when ours is beaten."""
+    from simulator import compare as comparison
+
+    ours = comparison.default_policy()
+    if options["policy"] is not None:
+        ours = PolicySpec(options["policy"], dict(_setting(text) for text in options["settings"]))
+    chosen = comparison.cases(options["names"].split(","), [float(text) for text in options["start_ups"].split(",")])
+    found = comparison.compare(
+        options["traces"],
+        ours,
+        jobs=options["jobs"],
+        length_s=options["length_s"],
+        chosen=chosen,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    tables = comparison.to_markdown(found)
+    if options["write"] is not None:
+        comparison.write_tables(options["write"], tables)
+    click.echo(tables)
+    sys.exit(1 if any(comparison.beaten_by(rows) for rows in found.values()) else 0)

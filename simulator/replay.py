@@ -40,6 +40,7 @@ class Scenario:
     timing: Timing = field(default_factory=Timing)
     seed: int = 0
     tail_s: float = 0.0
+    horizon_s: float = 0.0  # served at least so long, so that costs compare
 
 
 def one_pool(
@@ -73,7 +74,8 @@ def split_pools(base: PoolSpec, prefill: int, decode: int) -> tuple[PoolSpec, Po
 
 
 def build(scenario: Scenario) -> World:
-    """The world, switched on, with its initial workers ACTIVE. Raises InvalidArgument when they do not fit."""
+    """The world, switched on, with its initial workers ACTIVE; policies have not been asked yet. Raises
+    InvalidArgument when they do not fit."""
     world = World(
         WorldModel(
             seed=scenario.seed,
@@ -87,6 +89,7 @@ def build(scenario: Scenario) -> World:
     world.start()
     for spec in scenario.pools:
         world.apply_pool(spec)
+        world.hold_pool(spec.name)
     fleet = scenario.fleet
     if not world.run_until(world.settled, fleet.start_up_s + fleet.start_jitter_s + _SETTLE_SLACK_S):
         raise InvalidArgument(
@@ -95,6 +98,8 @@ def build(scenario: Scenario) -> World:
             problem=f"do not become ACTIVE on {fleet.nodes} nodes of {fleet.gpus} GPUs",
             remedy="Give more nodes or GPUs, or fewer workers.",
         )
+    for spec in scenario.pools:
+        world.resume_pool(spec.name)
     return world
 
 
@@ -111,5 +116,11 @@ def replay(scenario: Scenario, load: Sequence[Arrival]) -> World:
     routes = dict.fromkeys(unknown, scenario.routes[DEFAULT_KIND]) | dict(scenario.routes)
     world = build(scenario)
     length_s = load[-1].at_s if load else 0.0
-    world.serve(load, routes, look_interval_s=max(1.0, length_s / 4000), tail_s=scenario.tail_s)
+    world.serve(
+        load,
+        routes,
+        look_interval_s=max(1.0, length_s / 4000),
+        tail_s=scenario.tail_s,
+        horizon_s=scenario.horizon_s,
+    )
     return world

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from controlplane.core import orders
+from controlplane.core.orders.pools import LONGEST_HOLD_S
 from controlplane.core.snapshot import Plan, Timing
 from controlplane.store.store import Records
 from simulator.agenda import Agenda
@@ -135,6 +136,13 @@ class World:
         """Creates or changes a pool, as `springtide apply` does. Raises InvalidArgument."""
         self.control.execute(lambda snapshot, now: orders.apply_pool(snapshot, spec, now))
 
+    def hold_pool(self, name: str) -> None:
+        """Its policy is not asked, until `resume_pool` or for a day."""
+        self.control.execute(lambda s, now: orders.pause_pool(s, name, now, hold_s=LONGEST_HOLD_S))
+
+    def resume_pool(self, name: str) -> None:
+        self.control.execute(lambda s, now: orders.resume_pool(s, name, now))
+
     def start(self) -> None:
         """Switches everything on."""
         self.control.start()
@@ -190,8 +198,10 @@ class World:
         *,
         look_interval_s: float = 1.0,
         tail_s: float = 0.0,
+        horizon_s: float = 0.0,
     ) -> None:
-        """Replays a load and waits for its last answer, plus `tail_s`. Cost and looks count from its begin."""
+        """Replays a load and waits for its last answer plus `tail_s`, and at least until `horizon_s`. Cost and looks
+        count from its begin."""
         self.load_began_at = self.now
         self.meter.begin(self.now)
         self.meter.committed(self.store.records, self.now)
@@ -205,7 +215,7 @@ class World:
                 end = self.now + LONGEST_DRAIN_OUT_S
             elif self.now > end:
                 break
-        self.run(tail_s)
+        self.agenda.run_until(max(self.now + tail_s, self.load_began_at + horizon_s))
         self.meter.advance(self.now)
         self._looking = False
 
