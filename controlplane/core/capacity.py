@@ -173,24 +173,40 @@ def learn(past: Sequence[Window], *, by_rate: bool) -> Curve:
         if load is None or window.met is None or window.active <= 0:
             continue
         each = load / window.active
-        if not window.cold and load > 0 and each >= inherits:
+        good = window.met >= 0.5
+        if not window.cold and load > 0 and (good or each >= inherits):
             points.append((each, window.met, load))
-        inherits = 0.0 if window.met >= 0.5 else max(each, inherits)
+        inherits = 0.0 if good else max(each, inherits)
     if len(points) < LEAST_WINDOWS:
         return Curve()
-    blocks = _falling(sorted(points))
-    return Curve(tuple(load for load, _, _ in blocks), tuple(share for _, share, _ in blocks), len(points))
+    loads: list[float] = []
+    shares: list[float] = []
+    for block in _falling(sorted(points)):
+        for load in dict.fromkeys((block.low, block.high)):
+            loads.append(load)
+            shares.append(block.share)
+    return Curve(tuple(loads), tuple(shares), len(points))
 
 
-def _falling(points: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """Neighbours whose share rises are merged until none does (pool adjacent violators): (load, share, weight)."""
-    blocks: list[tuple[float, float, float]] = []
-    for point in points:
-        blocks.append(point)
-        while len(blocks) > 1 and blocks[-2][1] <= blocks[-1][1]:
-            (load_a, share_a, a), (load_b, share_b, b) = blocks[-2:]
-            merged = ((load_a * a + load_b * b) / (a + b), (share_a * a + share_b * b) / (a + b), a + b)
-            blocks[-2:] = [merged]
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Neighbouring windows from `low` to `high` that share one value."""
+
+    low: float
+    high: float
+    share: float
+    weight: float
+
+
+def _falling(points: list[tuple[float, float, float]]) -> list[_Block]:
+    """Neighbours whose share rises are merged until none does (pool adjacent violators)."""
+    blocks: list[_Block] = []
+    for load, share, weight in points:
+        blocks.append(_Block(load, load, share, weight))
+        while len(blocks) > 1 and blocks[-2].share <= blocks[-1].share:
+            a, b = blocks[-2:]
+            both = a.weight + b.weight
+            blocks[-2:] = [_Block(a.low, b.high, (a.share * a.weight + b.share * b.weight) / both, both)]
     return blocks
 
 

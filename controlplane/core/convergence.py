@@ -14,6 +14,7 @@ from controlplane.core.leaving import leave_nodes
 from controlplane.core.outcomes import departed, set_conditions, write_down
 from controlplane.core.returns import settle_lost
 from controlplane.core.scaling import grow, shrink
+from controlplane.core.shares import preference
 
 
 def converge_pools(draft: Draft) -> None:
@@ -31,6 +32,8 @@ def _converge(draft: Draft, name: str) -> None:
     if aim.target != was_desired:
         pool = draft.pool_intent(pool, desired_workers=aim.target)
     moves = Moves(departed=departed(draft, pool))
+    if aim.asked is not None and aim.asked.answer.shares:
+        draft.preferences[name] = preference(draft, aim.asked.answer.shares, lambda: staying(draft, pool))
     settle_lost(draft, pool, aim, moves)
     grow(draft, pool, aim, moves, policy_grows=aim.asked is not None and aim.asked.answer.wanted > before)
     shrink(draft, pool, aim, moves)

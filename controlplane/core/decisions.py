@@ -45,6 +45,10 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
     try:
         policy = make_policy(pool.spec.policy, pool.spec.min_workers, pool.spec.max_workers)
     except SpringtideError as error:
+        last = draft.snapshot.live.evaluated_at.get(pool.name)
+        if last is not None and draft.now < last + draft.timing.monitoring_interval_s:
+            return None
+        draft.evaluated.append(pool.name)
         return _broken(draft, pool, "POLICY_INVALID", str(error))
     seen = sample(draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now)
     last = draft.snapshot.live.evaluated_at.get(pool.name)
@@ -69,12 +73,7 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
     return Asked(policy.name, dataclasses.replace(answer, wanted=wanted), described)
 
 
-def _broken(draft: Draft, pool: Pool, reason: str, message: str) -> Asked | None:
-    last = draft.snapshot.live.evaluated_at.get(pool.name)
-    if last is not None and draft.now < last + draft.timing.monitoring_interval_s:
-        return None
-    if pool.name not in draft.evaluated:
-        draft.evaluated.append(pool.name)
+def _broken(draft: Draft, pool: Pool, reason: str, message: str) -> Asked:
     present = draft.count(pool.name, State.STARTING, State.ACTIVE)
     return Asked(pool.spec.policy.name, PolicyAnswer(present, reason, f"the policy holds: {message}"), {})
 

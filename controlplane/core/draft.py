@@ -1,7 +1,7 @@
 """The working copy of one plan: the records as the plan leaves them, and what it says about them."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from controlplane.core.measured import start_ups
@@ -33,6 +33,7 @@ class Draft:
         self.samples: dict[str, LoadSample] = {}
         self.evaluated: list[str] = []
         self.notes: list[str] = []
+        self.preferences: dict[str, Callable[[Node], int]] = {}  # by pool: which nodes its next start should go to
         self._changed: dict[tuple[str, str], None] = {}  # ordered set
         self._wakes: list[float] = []
         self._again = False

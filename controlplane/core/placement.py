@@ -6,7 +6,7 @@ price, that a big worker finds no empty node sooner, is paid where pools of unli
 apart.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from controlplane.core.fences import has_ended
@@ -72,10 +72,12 @@ def place(
     pools: Mapping[str, Pool],
     live: Mapping[str, NodeLive],
     avoid: str = "",
+    prefer: Callable[[Node], int] | None = None,
 ) -> Slice | CannotPlace:
-    """A slice for one worker of the pool. `avoid` is a node that just failed it: taken only when no other fits."""
+    """A slice for one worker of the pool. `avoid` is a node that just failed it: taken only when no other fits.
+    `prefer` ranks nodes before their free GPUs do; the smallest is best."""
     reasons: dict[str, str] = {}
-    best: tuple[tuple[bool, int, str], tuple[str, ...]] | None = None
+    best: tuple[tuple[bool, int, int, str], tuple[str, ...]] | None = None
     holders: dict[str, list[Worker]] = {}
     for worker in workers.values():
         if worker.intent.gpu_ids:
@@ -87,12 +89,12 @@ def place(
         if reason is not None:
             reasons[node_id] = reason
             continue
-        rank = (node_id == avoid, -len(free), node_id)
+        rank = (node_id == avoid, 0 if prefer is None else prefer(node), -len(free), node_id)
         if best is None or rank < best[0]:
             best = (rank, free)
     if best is None:
         return CannotPlace(reasons)
-    (_, _, node_id), free = best
+    (_, _, _, node_id), free = best
     return Slice(node_id, _cut(nodes[node_id], free, spec.tensor_parallel_size))
 
 

@@ -106,6 +106,16 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Where some of the wanted workers belong: a provisioner (None: any) whose nodes offer the keys. A preference: a
+    worker that finds no room there starts elsewhere, and none is moved for it."""
+
+    workers: int
+    provisioner: str | None = None
+    needs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyAnswer:
     """`wanted` workers (STARTING + ACTIVE), already within the bounds; equal to the present count means hold."""
 
@@ -114,7 +124,8 @@ class PolicyAnswer:
     message: str  # one sentence with the numbers
     look_again_at: float | None = None  # when time alone could change the answer
     trail: tuple[Step, ...] = ()  # the stages that the count went through, in order
-    parts: Mapping[str, int] = field(default_factory=dict)  # of `wanted`, by provisioner or capability keys
+    parts: Mapping[str, int] = field(default_factory=dict)  # of `wanted`, by provisioner or capability keys: for people
+    shares: tuple[Share, ...] = ()  # the same for placement, in the order in which workers are counted for them
 
 
 class Policy(Protocol):

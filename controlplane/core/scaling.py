@@ -8,6 +8,8 @@ from controlplane.core.aims import Aim, Moves, staying, why
 from controlplane.core.draft import Draft
 from controlplane.core.drains import drain, undrain
 from controlplane.core.placement import CannotPlace
+from controlplane.core.shares import missing
+from controlplane.core.signals import in_flight_of
 from controlplane.core.starts import cancel, is_due, is_exhausted, is_failing, start
 from controlplane.core.victims import choose_victim
 from controlplane.core.worker import Cause, can, holds_slice
@@ -95,7 +97,8 @@ def shrink(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
         reason = "SURPLUS"
     candidates = staying(draft, pool)
     while len(candidates) > aim.target and not draft.full:
-        victim = choose_victim(draft, pool, candidates, spare_waiting=not pool.intent.deleting)
+        spare = _surplus(draft, aim, candidates)
+        victim = choose_victim(draft, pool, spare, spare_waiting=not pool.intent.deleting)
         if victim is None:
             return
         candidates.remove(victim)
@@ -104,3 +107,10 @@ def shrink(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
         else:
             drain(draft, victim, reason, message)
         moves.shrunk.append(victim.worker_id)
+
+
+def _surplus(draft: Draft, aim: Aim, candidates: list[Worker]) -> list[Worker]:
+    """Those that are where the policy wants fewer; all of them where it does not share out."""
+    shares = aim.asked.answer.shares if aim.asked is not None else ()
+    by_load = sorted(candidates, key=lambda worker: -(in_flight_of(draft.snapshot, worker, draft.now) or 0))
+    return (missing(draft, shares, by_load)[1] or candidates) if shares else candidates

@@ -82,7 +82,8 @@ def is_due(worker: Worker, now: float) -> bool:
 
 
 def find_slice(draft: Draft, pool: Pool, avoid: str = "") -> Slice | CannotPlace:
-    return place(pool.spec, draft.nodes, draft.workers, draft.pools, draft.snapshot.live.nodes, avoid)
+    prefer = draft.preferences.get(pool.name)
+    return place(pool.spec, draft.nodes, draft.workers, draft.pools, draft.snapshot.live.nodes, avoid, prefer)
 
 
 def start(draft: Draft, pool: Pool, worker: Worker | None, reason: str, message: str) -> Worker | CannotPlace:

@@ -15,13 +15,18 @@ from typing import ClassVar
 from controlplane.core.policies.basis import Basis, check_gap, known_load, setting
 from controlplane.core.policies.settings import Reader
 from controlplane.core.policies.vanilla import RULES
-from controlplane.core.policy import Demand, PolicyAnswer, PolicyInputs, Supply
+from controlplane.core.policy import Demand, PolicyAnswer, PolicyInputs, Share, Supply
 from controlplane.core.stages import Course, bounds, last_in_use, pending, signal_age
 
 
 def label(needs: frozenset[str]) -> str:
     """A set of keys as one word: "gpu,high_memory"; "" for none."""
     return ",".join(sorted(needs))
+
+
+def keys_of(text: str) -> frozenset[str]:
+    """The set of keys of such a word."""
+    return frozenset(filter(None, text.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,8 @@ class Capability(Basis):
         pending(course)
         last_in_use(course)
         bounds(course)
-        return course.answer(parts)
+        shares = [Share(count, None, keys_of(name)) for name, count in parts.items()]
+        return course.answer(parts, sorted(shares, key=lambda share: -len(share.needs)))
 
     def desired(self, demands: Sequence[Demand], supplies: Sequence[Supply]) -> tuple[dict[str, int], dict[str, int]]:
         """(workers wanted per set that can be served, per set that nobody offers). Sets without requests are left
@@ -141,5 +147,5 @@ def supplies_in(inputs: PolicyInputs) -> tuple[Supply, ...]:
 
 def pending_of(desired: Mapping[str, int], connected: int, offers: frozenset[str]) -> int:
     """Workers that were asked for and are not connected yet, of the sets that `offers` can serve; never below 0."""
-    asked = sum(count for name, count in desired.items() if frozenset(filter(None, name.split(","))) <= offers)
+    asked = sum(count for name, count in desired.items() if keys_of(name) <= offers)
     return max(0, asked - connected)

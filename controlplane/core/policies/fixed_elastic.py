@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from controlplane.core.policies.basis import Basis, check_gap, known_load, setting
 from controlplane.core.policies.settings import Reader
-from controlplane.core.policy import PolicyAnswer, PolicyInputs, Supply
+from controlplane.core.policy import PolicyAnswer, PolicyInputs, Share, Supply
 from controlplane.core.stages import Course, bounds, last_in_use, pending, signal_age
 
 
@@ -48,7 +48,10 @@ class FixedElastic(Basis):
         pending(course)
         last_in_use(course)
         bounds(course)
-        return course.answer({"pinned": max(fixed, fixed_there), "burst": burst})
+        shares = [Share(min(self.pinned_workers, s.most or self.pinned_workers), s.provisioner) for s in pinned]
+        others = {s.provisioner for s in inputs.supplies if s not in pinned}
+        shares += [Share(burst, name) for name in sorted(others)[:1]] if len(others) == 1 else [Share(burst)]
+        return course.answer({"pinned": max(fixed, fixed_there), "burst": burst}, shares if pinned else ())
 
     def _burst(self, inputs: PolicyInputs, there: int, fixed_there: int) -> tuple[int, str, str]:
         tasks = known_load(inputs)

@@ -68,6 +68,7 @@ class Slo(Basis):
         reason = "WITHIN_TARGETS" if moves == 0 else "SLO_NEEDS_MORE" if moves > 0 else "SLO_NEEDS_LESS"
         course = Course(inputs, needed, reason, text)
         signal_age(course)
+        self._bear(course, load, known)
         self._remember(course, past, known)
         pending(course)
         cooldown(course, up_s=0.0, down_s=self.scale_down_cooldown, down_after_up=True)
@@ -122,6 +123,21 @@ class Slo(Basis):
         backlog = f", {left:.0f} of a backlog left in {lead:.0f} s" if left else ""
         return units, f"{load:.2f} requests/s at {known}{backlog}: {units:.2f} workers"
 
+    def _bear(self, course: Course, load: float, known: Known) -> None:
+        """What the present count meets but for the dead band, and for the noise of so few arrivals (one standard
+        deviation of a count), is no reason to grow."""
+        present = course.inputs.present
+        if course.grows and known.learned and present > 0:
+            surely = load - math.sqrt(load / self.react_s) if known.by_rate else load
+            met = known.curve.met(surely / present)
+            backlog = known_load(course.inputs) > 2 * present * max(1.0, known.holds)
+            if met >= known.goal - self.dead_band and not backlog:
+                course.hold(
+                    "hysteresis",
+                    f"{present} meet {met:.1%} but for noise, {known.goal:.1%} is wanted",
+                    "WITHIN_TARGETS",
+                )
+
     def _remember(self, course: Course, past: list[Window], known: Known) -> None:
         """Not fewer than would have met the goal over the last `memory_s`, simulated on it."""
         inputs = course.inputs
@@ -148,7 +164,7 @@ class Slo(Basis):
             least = min(present, fewer)
         count = max(course.count, least)
         note = f"{present} would have met {met:.1%} of the last {self.memory_s:g} s, {goal:.1%} is wanted: {least}"
-        course.take("memory", count, note, "MEMORY_HOLDS" if count == inputs.present else "SLO_NEEDS_MORE")
+        course.take("memory", count, note, "MEMORY_HOLDS" if count <= inputs.present else "SLO_NEEDS_MORE")
 
     @staticmethod
     def _fewest(curve: Curve, loads: list[tuple[float, float]], goal: float, most: int) -> int:

@@ -76,7 +76,7 @@ class Staged:
         if self.cost_gate:
             cost_gate(course, benefit_s=benefit_s(inputs, course.count, policy), costs_s=inputs.start_ups_s)
         bounds(course)
-        return course.answer(answer.parts)
+        return course.answer(answer.parts, answer.shares)
 
 
 def as_of(inputs: PolicyInputs, sample: LoadSample) -> PolicyInputs:

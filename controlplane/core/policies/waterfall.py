@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controlplane.core.policies.basis import Basis, setting
-from controlplane.core.policies.capability import demands_in, label
+from controlplane.core.policies.capability import demands_in, keys_of, label
 from controlplane.core.policies.settings import Reader
-from controlplane.core.policy import Demand, PolicyAnswer, PolicyInputs, Supply
+from controlplane.core.policy import Demand, PolicyAnswer, PolicyInputs, Share, Supply
 from controlplane.core.stages import Course, bounds, last_in_use, pending, signal_age
 
 
@@ -57,7 +57,8 @@ class Waterfall(Basis):
         pending(course)
         last_in_use(course)
         bounds(course)
-        return course.answer(spread)
+        shares = [Share(count, name, keys_of(needs)) for (name, needs), count in parts.items() if count]
+        return course.answer(spread, sorted(shares, key=lambda share: -len(share.needs)))
 
     def share(
         self, rules: Sequence[Rule], demands: Sequence[Demand], supplies: Sequence[Supply]

@@ -1,5 +1,6 @@
 """Policies that stand around another one: a floor, a time table, stages. Each passes on what it does not change."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,18 +61,16 @@ def innermost(policy: Policy) -> Policy:
 
 def raised(answer: PolicyAnswer, stage: str, count: int, reason: str, note: str, **more: Any) -> PolicyAnswer:
     """The answer at another count, with what the stage says."""
-    trail = (*answer.trail, Step(stage, answer.wanted, count, note))
-    return PolicyAnswer(
+    return dataclasses.replace(
+        answer,
         wanted=count,
         reason=reason,
         message=f"{answer.message}; {note}",
         look_again_at=more.get("again", answer.look_again_at),
-        trail=trail,
-        parts=answer.parts,
+        trail=(*answer.trail, Step(stage, answer.wanted, count, note)),
     )
 
 
 def noted(answer: PolicyAnswer, stage: str, note: str) -> PolicyAnswer:
     """The same answer; the stage has looked."""
-    trail = (*answer.trail, Step(stage, answer.wanted, answer.wanted, note))
-    return PolicyAnswer(answer.wanted, answer.reason, answer.message, answer.look_again_at, trail, answer.parts)
+    return dataclasses.replace(answer, trail=(*answer.trail, Step(stage, answer.wanted, answer.wanted, note)))

@@ -1,8 +1,8 @@
 """The course of one count through stages: what each made of it and why. The decision record shows it step by step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from controlplane.core.policy import PolicyAnswer, PolicyInputs, Step
+from controlplane.core.policy import PolicyAnswer, PolicyInputs, Share, Step
 
 
 class Course:
@@ -25,18 +25,19 @@ class Course:
         return self.count < self.inputs.present
 
     def take(self, stage: str, count: int, note: str, reason: str, again: float | None = None) -> None:
-        """The stage's verdict. It gives the decision its reason when it turned a move into a hold."""
-        moved = self.count != self.inputs.present
+        """The stage's verdict. It gives the decision its reason when it turned its direction: up, down or hold."""
+        before, after = self._direction(self.count), self._direction(count)
         self.steps.append(Step(stage, self.count, count, note))
-        if count != self.count and moved:
-            if count == self.inputs.present:
-                self.reason = reason
+        if count != self.count:
             self.message = f"{self.message}; {note}"
-        elif count != self.count:
-            self.reason, self.message = reason, f"{self.message}; {note}"
+        if before != after:
+            self.reason = reason
         if again is not None and again > self.inputs.now:
             self.again = again if self.again is None else min(self.again, again)
         self.count = count
+
+    def _direction(self, count: int) -> int:
+        return (count > self.inputs.present) - (count < self.inputs.present)
 
     def hold(self, stage: str, note: str, reason: str, again: float | None = None) -> None:
         """Back to the present count."""
@@ -46,5 +47,6 @@ class Course:
         """The stage looked and changed nothing."""
         self.steps.append(Step(stage, self.count, self.count, note))
 
-    def answer(self, parts: Mapping[str, int] | None = None) -> PolicyAnswer:
-        return PolicyAnswer(self.count, self.reason, self.message, self.again, tuple(self.steps), parts or {})
+    def answer(self, parts: Mapping[str, int] | None = None, shares: Sequence[Share] = ()) -> PolicyAnswer:
+        steps = tuple(self.steps)
+        return PolicyAnswer(self.count, self.reason, self.message, self.again, steps, parts or {}, tuple(shares))
