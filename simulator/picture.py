@@ -33,7 +33,7 @@ def draw(looks: Sequence[Look], requests: Sequence[Request], origin: float, slo:
     counts = [[getattr(look, state) for look in looks] for state in _COLORS]
     workers.stackplot(times, counts, labels=list(_COLORS), colors=list(_COLORS.values()), step="post")
     workers.set_ylabel("workers")
-    workers.legend(loc="upper right", fontsize="small")
+    workers.legend(loc="upper left", fontsize="small")
     _draw_ttft(ttft, requests, origin, slo)
     ttft.set_xlabel("seconds after the begin of the load")
     return figure
@@ -49,7 +49,7 @@ def _draw_load(axes: Any, looks: Sequence[Look], times: list[float]) -> None:
     axes.plot(times, [look.in_flight for look in looks], color="#777777", label="in flight", linewidth=1)
     axes.plot(times, [look.waiting for look in looks], color="#b0553a", label="waiting", linewidth=1)
     axes.set_ylabel("requests")
-    axes.legend(loc="upper right", fontsize="small")
+    axes.legend(loc="upper left", fontsize="small")
 
 
 def _draw_ttft(axes: Any, requests: Sequence[Request], origin: float, slo: Slo) -> None:
@@ -67,7 +67,7 @@ def _draw_ttft(axes: Any, requests: Sequence[Request], origin: float, slo: Slo) 
             axes.plot(times, values, color=color, linewidth=1, label=f"p{share * 100:g}")
         axes.set_yscale("log")
     axes.set_ylabel("time to first token, s")
-    axes.legend(loc="upper right", fontsize="small")
+    axes.legend(loc="upper left", fontsize="small")
 
 
 def write_png(path: Path, figure: Any) -> None:
