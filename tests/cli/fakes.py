@@ -184,6 +184,32 @@ class FakeControlPlane(controlplane_pb2_grpc.ControlPlaneServiceServicer):
         decision.inputs.update({"load_ratio": 0.9, "waiting": None})
         return cp.ListDecisionsResponse(decisions=[decision])
 
+    async def PreviewScaling(self, request, context):
+        self.asked.append(request)
+        self._pool(request.pool)
+        decision = t.Decision(
+            pool=request.pool,
+            at=AT,
+            result=t.DECISION_RESULT_SCALE_UP,
+            from_workers=1,
+            to_workers=2,
+            reason="PREVIEWED",
+        )
+        return cp.PreviewScalingResponse(
+            decision=decision,
+            explanation=cp.Explanation(seen=["ACTIVE workers: 1"], steps=["need: 1 -> 2: 40 requests"]),
+            events=[t.Event(at=AT, action="scale_up_start", target="demo-2", reason="PREVIEWED")],
+            conditions=["CANNOT_PLACE: n1 is full"],
+        )
+
+    async def ExplainDecision(self, request, context):
+        self.asked.append(request)
+        if request.decision_id > 9:
+            raise NotFound(kind="decision", name=str(request.decision_id), known=["9"])
+        decision = t.Decision(decision_id=9, pool="demo", at=AT, result=t.DECISION_RESULT_HOLD, reason="AT_MAX")
+        hints = ["Raise max_workers to let it grow."]
+        return cp.ExplainDecisionResponse(decision=decision, explanation=cp.Explanation(hints=hints))
+
     def event(self, event_id, action="scale_up_start", status="scaling_up"):
         return t.Event(event_id=event_id, at=AT, action=action, target="demo-2", status=status, pool="demo")
 
