@@ -134,7 +134,8 @@ def _short(size: int) -> bytes:
     return b"\0" + (size + 4).to_bytes(4, "big") + bytes((0x12, size + 2, 0x0A, size))
 
 
-_SHORT = tuple(_short(size) for size in range(126))
+SHORT = tuple(_short(size) for size in range(126))
+"""What goes before a text, by its bytes."""
 
 
 def varint(value: int) -> bytes:
@@ -151,8 +152,8 @@ def tokens_message(text: str, ids: Sequence[int]) -> bytes:
     """A framed GenerateResponse with Tokens. Raises ValueError, TypeError for what is no int32."""
     raw = text.encode("utf-8", "replace")
     size = len(raw)
-    if not ids and 0 < size < 126:
-        return _SHORT[size] + raw
+    if not ids and 0 < size < len(SHORT):
+        return SHORT[size] + raw
     inner = b"\x0a" + varint(size) + raw if raw else b""
     if ids:
         packed = b"".join([varint(i if i >= 0 else i + (1 << 64)) for i in ids])

@@ -12,16 +12,20 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import orjson
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nodeagent.engines.sim.tokens import answer_text
 from router.generation import Progress
 from router.h2 import wire
 from router.h2.messages import Messages
 from springtide.dataplane import ShapeError
+from springtide.dataplane.events import event_data, split_events
 from springtide.errors import InvalidArgument, Unavailable
 from springtide.http2 import frames
 from springtide.http2.headers import Headers
@@ -503,3 +507,41 @@ def test_events_however_they_are_joined() -> None:
         kinds.append(pb.GenerateResponse.FromString(joined[at + 5 : at + 5 + size]).WhichOneof("event"))
         at += 5 + size
     assert kinds == ["started", "tokens", "tokens", "tokens", "finished"]
+
+
+_hard = ['"text":"x"', '"content":"', '","finish_reason":null', "ü" * 70, "x" * 125, "x" * 126, "\\", "\n\n", ""]
+_texts = st.one_of(st.text(max_size=8), st.sampled_from(_hard))
+
+
+@st.composite
+def engine_events(draw: st.DrawFn, chat: bool) -> bytes:
+    """Events as engines write them, and unusual ones."""
+    text, finish = draw(_texts), draw(st.sampled_from([None, None, None, "stop", ""]))
+    part: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
+    if chat and draw(st.booleans()):
+        part["delta"]["reasoning_content"] = draw(_texts)
+    choice: dict[str, Any] = {"index": 0, **part, "logprobs": None, "finish_reason": finish}
+    if draw(st.booleans()):
+        choice["token_ids"] = draw(st.lists(st.integers(0, 200_000), max_size=3))
+    event: dict[str, Any] = {"id": draw(_texts), "choices": [choice] * draw(st.sampled_from([1, 1, 1, 0, 2]))}
+    if draw(st.booleans()):
+        event["usage"] = draw(st.sampled_from([None, {"prompt_tokens": 3, "completion_tokens": 4}]))
+    border = draw(st.sampled_from([b"\n\n", b"\n\n", b"\r\n\r\n"]))
+    return b"data: " + orjson.dumps(event) + border
+
+
+@settings(max_examples=300, deadline=None)
+@given(chat=st.booleans(), data=st.data())
+def test_unparsed_events_give_what_parsed_ones_give(chat: bool, data: st.DataObject) -> None:
+    reads = data.draw(st.lists(st.lists(engine_events(chat), min_size=1, max_size=4).map(b"".join), max_size=5))
+    reads.append(b"data: [DONE]\n\n")
+    shaper, progress = Messages(chat).attempt(pb.Started, None), Progress(chat)
+    expected = [pb.GenerateResponse(started=pb.Started())]
+    for read in reads[:-1]:
+        for event in split_events(read):
+            tokens = progress.read(event_data(event))
+            if tokens is not None:
+                expected.append(pb.GenerateResponse(tokens=tokens))
+    expected.append(pb.GenerateResponse(finished=progress.finished()))
+    found = b"".join(shaper.feed(read) for read in reads)
+    assert found == b"".join(wire.frame_message(message.SerializeToString()) for message in expected)
