@@ -28,13 +28,13 @@ FIGURES = (
         "sse-spread",
         "HTTP SSE, 400 streams of 50 tokens/s, each at its own time",
         Shape("hold", 400),
-        ("springtide", "shim", *PEERS),
+        ("springtide", "springtide+ids", "shim", *PEERS),
     ),
     Figure(
         "sse-burst",
         "HTTP SSE, 400 streams of 50 tokens/s, all in the same instant (engine steps)",
         Shape("hold", 400, burst=True),
-        ("springtide", "shim", *PEERS),
+        ("springtide", "springtide+ids", "shim", *PEERS),
     ),
     Figure(
         "sum-spread",
@@ -75,7 +75,7 @@ FIGURES = (
         "grpc-8x50",
         "gRPC Generate, 8 connections of 50 streams of 50 tokens/s (ours: from SSE; Envoy: HTTP/2 relay)",
         Shape("grpc", 8, 50),
-        ("springtide", "router+shim", "envoy"),
+        ("springtide", "springtide+ids", "router+shim", "envoy"),
     ),
     Figure(
         "grpc-8x50-burst",
@@ -102,7 +102,7 @@ FIGURES = (
         "sse-saturation",
         "HTTP SSE, 256 streams, 400 tokens/s offered to each",
         Shape("hold", 256, rate=400),
-        ("springtide", "router+shim", "shim", *PEERS),
+        ("springtide", "router+shim", "shim", "nginx", "envoy", "vllm-router", "sglang-router"),
         value="per_s",
         unit="tokens/s",
         seconds=2.0,

@@ -8,8 +8,8 @@ from html import escape
 from bench.figures import Figure
 from bench.results import Row, spread, values
 
-_WIDTH, _LEFT, _BAR, _GAP, _COLUMN = 1180, 120, 18, 26, 590
-_OURS = ("springtide", "shim", "router+shim")
+_WIDTH, _LEFT, _BAR, _GAP, _COLUMN = 1180, 130, 18, 26, 590
+_OURS = ("springtide", "springtide+ids", "shim", "router+shim")
 
 
 def draw(figures: list[Figure], rows: dict[str, list[Row]]) -> str:

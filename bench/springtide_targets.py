@@ -19,7 +19,7 @@ from springtide.v1 import shim_pb2
 class RunningRouter:
     """`python -m router` with metrics on, fed by a control plane of its own on the load core."""
 
-    def __init__(self, folder: Path, name: str, cores: Cores, endpoint: str) -> None:
+    def __init__(self, folder: Path, name: str, cores: Cores, endpoint: str, engine: str = "") -> None:
         self._data_dir = folder / f"{name}-data"
         self._data_dir.mkdir(exist_ok=True)
         self._discovery = self._data_dir / "router.json"
@@ -27,7 +27,7 @@ class RunningRouter:
         self.http_port = self.grpc_port = 0
         argv = [
             "setpriv", "--pdeathsig", "KILL", "taskset", "-c", str(cores.load),
-            sys.executable, "-m", "bench.controlplane", endpoint,
+            sys.executable, "-m", "bench.controlplane", endpoint, *([engine] if engine else []),
         ]  # fmt: skip
         self._control_plane = Process(argv, folder / f"{name}-controlplane.log")
         try:

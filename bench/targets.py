@@ -71,6 +71,14 @@ def springtide(bench: Bench) -> Opened:
 
 
 @contextlib.contextmanager
+def springtide_vllm(bench: Bench) -> Opened:
+    """The same for an engine whose streams can be continued: token ids are asked for, kept, and taken out again."""
+    endpoint = f"127.0.0.1:{bench.engine.http_port}"
+    with RunningRouter(bench.folder, "springtide-vllm", bench.cores, endpoint, "vllm") as router:
+        yield Target("springtide+ids", bench.engine, router.http_port, router.grpc_port, {"router": router.process})
+
+
+@contextlib.contextmanager
 def springtide_shim(bench: Bench) -> Opened:
     """The shim alone, its engine on a unix socket."""
     with RunningShim(bench.folder, "shim", bench.cores) as shim:
@@ -277,6 +285,7 @@ def _grpc_aio(bench: Bench, name: str, loop: str) -> contextlib.AbstractContextM
 FACTORIES: dict[str, Callable[[Bench], contextlib.AbstractContextManager[Target]]] = {
     "direct": direct,
     "springtide": springtide,
+    "springtide+ids": springtide_vllm,
     "shim": springtide_shim,
     "router+shim": springtide_chain,
     "nginx": nginx,

@@ -16,7 +16,7 @@ typedef struct Stream {
   int at;        // in the heap; -1: not there
   uint32_t id;   // HTTP/2
   long left;     // tokens to come
-  int chat;
+  int chat, ids; // ids: each event names its token
   struct Stream *next, **prev; // of the connection
 } Stream;
 
@@ -140,18 +140,18 @@ static void sse_event(Conn *c, const char *data, int n) {
 static void sse_token(Stream *s, const char *finish) {
   char data[512];
   unsigned long long t = now_ns();
-  const char *reason = finish ? "\"stop\"" : "null";
+  const char *reason = finish ? "\"stop\"" : "null", *ids = s->ids ? "[4321]" : "null";
   int n = s->chat
               ? sprintf(data,
                         "data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\","
                         "\"created\":1790000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" t%016llx\"},"
-                        "\"logprobs\":null,\"finish_reason\":%s,\"token_ids\":null}]}\n\n",
-                        t, reason)
+                        "\"logprobs\":null,\"finish_reason\":%s,\"token_ids\":%s}]}\n\n",
+                        t, reason, ids)
               : sprintf(data,
                         "data: {\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\","
                         "\"created\":1790000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"text\":\" t%016llx\","
-                        "\"logprobs\":null,\"finish_reason\":%s,\"stop_reason\":null}]}\n\n",
-                        t, reason);
+                        "\"logprobs\":null,\"finish_reason\":%s,\"stop_reason\":null,\"token_ids\":%s}]}\n\n",
+                        t, reason, ids);
   sse_event(s->conn, data, n);
 }
 
@@ -194,9 +194,9 @@ static int token(Stream *s) {
   return 0;
 }
 
-static void begin(Conn *c, uint32_t id, long tokens, int chat) {
+static void begin(Conn *c, uint32_t id, long tokens, int chat, int ids) {
   Stream *s = must(calloc(1, sizeof *s));
-  s->conn = c, s->id = id, s->left = tokens, s->chat = chat, s->at = -1;
+  s->conn = c, s->id = id, s->left = tokens, s->chat = chat, s->ids = ids, s->at = -1;
   if ((s->next = c->streams)) s->next->prev = &s->next;
   s->prev = &c->streams;
   c->streams = s;
@@ -260,7 +260,7 @@ static void serve(Conn *c, char *head, char *body, size_t n) {
   } else if (!strncmp(head, "POST /v1/", 9)) {
     int chat = strstr(head, "/chat/") != NULL;
     if (memmem(body, n, "\"stream\":true", 13) || memmem(body, n, "\"stream\": true", 14)) {
-      begin(c, 0, number_after(body, n, "\"max_tokens\":", 16), chat);
+      begin(c, 0, number_after(body, n, "\"max_tokens\":", 16), chat, memmem(body, n, "return_token_ids\":true", 22) != NULL);
     } else {
       answer(c, chat ? "{\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion\",\"created\":1790000000,\"model\":"
                        "\"m\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"Paris is it.\"},"
@@ -338,7 +338,7 @@ static void read_h2(Conn *c) {
         }
     } else if (type == F_DATA) {
       if (n) h2_window(&c->out, 0, n), touch(c);
-      if (n > 5) begin(c, id, grpc_tokens(body, n), 0); // the whole message is in one frame
+      if (n > 5) begin(c, id, grpc_tokens(body, n), 0, 0); // the whole message is in one frame
     }
     at += 9 + n;
   }
