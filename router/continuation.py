@@ -136,6 +136,7 @@ class Continuation:
         assert asked is not None
         kept.settle()
         dispatcher, ticket = self._dispatcher, self._ticket
+        request_id += b"-part%d" % (self.losses + 1)  # its worker may still have the part before under the plain one
         if kept.finish is not None:
             dispatcher.closed(ticket, self._front, OutcomeKind.OK)
             self._count("closed")

@@ -184,6 +184,8 @@ class HttpFront:
         def left(future: "asyncio.Future[Answer]") -> None:
             if future.cancelled():
                 dispatcher.cancel(ticket, FRONT)
+                if call.continuation is not None:
+                    call.continuation.close()
 
         try:
             if dispatcher.place(ticket, grant, deny):
@@ -212,6 +214,9 @@ class HttpFront:
             reply = Reply(200, (), found)
         except SpringtideError as error:
             reply = as_reply(error)
+        except asyncio.CancelledError:  # the client left
+            way.close()
+            raise
         way.close()
         return reply
 
@@ -224,6 +229,8 @@ class HttpFront:
         else:
             reply = error_reply(503, "The router is stopping.", "service_unavailable_error", "stopping", close=True)
         self._dispatcher.closed(call.ticket, FRONT, OutcomeKind.REFUSED)
+        if call.continuation is not None:
+            call.continuation.close()
         return reply
 
     # ------------------------------------------------------------ answered here

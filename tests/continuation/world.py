@@ -50,6 +50,9 @@ class Blade:
         self.port = 0
         self.cuts = 0
         self.forget_ids = False
+        self.hold: asyncio.Event | None = None
+        """Answers to other requests than those for tokens wait for it."""
+        self.held = 0
         self.asked: list[bytes] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -74,6 +77,9 @@ class Blade:
                 if tokens:
                     self.asked.append(body)
                 cut = self.plan(body) if tokens else None
+                if self.hold is not None and not tokens:
+                    self.held += 1
+                    await self.hold.wait()
                 if not await self._answer(engine, reader, writer, cut):
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -149,7 +155,6 @@ class World:
     grpc_address: str
     dispatcher: Dispatcher
     blades: list[Blade]
-    engine: SimEngine
 
     def count(self, result: str) -> float:
         """Continuations counted with a result."""
@@ -174,17 +179,12 @@ async def world(
     timeouts: Timeouts | None = None,
     engine_name: str = "sim",
     generate_front: str = "h2",
+    engine_port: int = 0,
 ) -> AsyncIterator[World]:
-    """One engine behind `workers` blades, and a router whose table they are."""
-    loop = asyncio.get_running_loop()
-    options = parse_options(["--model", "m", "--startup-s", "0", "--decode-base-ms", "0.5", *engine_args])
-    engine = SimEngine(options, loop)
-    connections: set[Connection] = set()
-    app = App(engine)
+    """One engine (`engine_port`: a running one) behind `workers` blades, and a router whose table they are."""
     async with contextlib.AsyncExitStack() as stack:
-        server = await loop.create_server(lambda: Connection(app, connections), "127.0.0.1", 0)
-        stack.callback(server.close)
-        engine_port = server.sockets[0].getsockname()[1]
+        if not engine_port:
+            engine_port = await _sim(stack, engine_args)
         blades = [Blade(engine_port, plan) for _ in range(workers)]
         for blade in blades:
             front = await asyncio.start_server(blade.serve, "127.0.0.1", 0, limit=4 * 1024 * 1024)
@@ -205,14 +205,28 @@ async def world(
         address = grpc_port.listen("127.0.0.1:0")
         await grpc_port.start()
         try:
-            yield World(http_port, address, dispatcher, blades, engine)
+            yield World(http_port, address, dispatcher, blades)
         finally:
             await grpc_port.stop(0)
             grpc_port.close()
             await relay.close()
             dispatcher.close()
-            for connection in list(connections):
-                connection.close()
+
+
+async def _sim(stack: contextlib.AsyncExitStack, arguments: tuple[str, ...]) -> int:
+    loop = asyncio.get_running_loop()
+    options = parse_options(["--model", "m", "--startup-s", "0", "--decode-base-ms", "0.5", *arguments])
+    connections: set[Connection] = set()
+    app = App(SimEngine(options, loop))
+    server = await loop.create_server(lambda: Connection(app, connections), "127.0.0.1", 0)
+
+    def close() -> None:
+        server.close()
+        for connection in list(connections):
+            connection.close()
+
+    stack.callback(close)
+    return int(server.sockets[0].getsockname()[1])
 
 
 @dataclass
