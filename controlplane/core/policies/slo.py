@@ -117,8 +117,7 @@ class Slo(Basis):
         if not known.by_rate:
             return units, f"{load:.1f} requests at {known}: {units:.2f} workers"
         lead = start_up_s(inputs.start_ups_s)
-        held = known_load(inputs) - inputs.present * max(1.0, known.holds)
-        left = max(0.0, held - max(0.0, inputs.present * known.holds - load) * lead)
+        left = max(0.0, queued(inputs) - max(0.0, inputs.present * known.holds - load) * lead)
         units += left / (known.holds * lead)
         backlog = f", {left:.0f} of a backlog left in {lead:.0f} s" if left else ""
         return units, f"{load:.2f} requests/s at {known}{backlog}: {units:.2f} workers"
@@ -130,8 +129,7 @@ class Slo(Basis):
         if course.grows and known.learned and present > 0:
             surely = load - math.sqrt(load / self.react_s) if known.by_rate else load
             met = known.curve.met(surely / present)
-            backlog = known_load(course.inputs) > 2 * present * max(1.0, known.holds)
-            if met >= known.goal - self.dead_band and not backlog:
+            if met >= known.goal - self.dead_band and queued(course.inputs) <= present:
                 course.hold(
                     "hysteresis",
                     f"{present} meet {met:.1%} but for noise, {known.goal:.1%} is wanted",
@@ -177,3 +175,9 @@ class Slo(Basis):
             else:
                 low = middle + 1
         return low
+
+
+def queued(inputs: PolicyInputs) -> int:
+    """Requests that wait for their first step, in routers and in engines, as far as that is known."""
+    inside = inputs.samples[-1].engine_waiting if inputs.samples else None
+    return (inputs.waiting or 0) + (inside or 0)
