@@ -6,14 +6,15 @@ from typing import Any
 import orjson
 from google.protobuf.json_format import MessageToDict
 
+from router.core.want import Want, read_want
 from springtide.errors import InvalidArgument
 from springtide.v1 import generation_pb2 as pb
 
 _OWN_KEYS = frozenset(("model", "prompt", "messages", "stream", "stream_options"))
 
 
-def translate(request: pb.GenerateRequest, model: str) -> tuple[str, bytes]:
-    """Target and JSON body for the engine. Raises InvalidArgument."""
+def translate(request: pb.GenerateRequest, model: str) -> tuple[str, dict[str, Any]]:
+    """Target and body (an OpenAI request) for the engine. Raises InvalidArgument."""
     extra = MessageToDict(request.sampling.extra) if request.sampling.HasField("extra") else {}
     for key in sorted(_OWN_KEYS & extra.keys()):
         raise InvalidArgument(
@@ -28,23 +29,41 @@ def translate(request: pb.GenerateRequest, model: str) -> tuple[str, bytes]:
         body["return_token_ids"] = True
     kind = request.WhichOneof("input")
     if kind == "prompt":
-        return "/v1/completions", orjson.dumps({**body, "prompt": request.prompt})
+        return "/v1/completions", {**body, "prompt": request.prompt}
     if kind == "token_ids":
         if not request.token_ids.ids:
             raise InvalidArgument(
                 field="token_ids.ids", value="[]", problem="is empty", remedy="Send at least one token id."
             )
-        return "/v1/completions", orjson.dumps({**body, "prompt": list(request.token_ids.ids)})
+        return "/v1/completions", {**body, "prompt": list(request.token_ids.ids)}
     if kind == "chat":
         if not request.chat.messages:
             raise InvalidArgument(
                 field="chat.messages", value="[]", problem="is empty", remedy="Send at least one message."
             )
         messages = [{"role": m.role or "user", "content": m.content} for m in request.chat.messages]
-        return "/v1/chat/completions", orjson.dumps({**body, "messages": messages})
+        return "/v1/chat/completions", {**body, "messages": messages}
     raise InvalidArgument(
         field="input", value=None, problem="is missing", remedy="Set one of prompt, chat and token_ids."
     )
+
+
+def want_of(request: pb.GenerateRequest, headers: dict[bytes, bytes], request_id: str) -> Want:
+    """What it brings to the choice of a worker. `headers`: the call's metadata that begins with x-; the session has a
+    field of its own, too. Raises InvalidArgument."""
+    if request.session_id:
+        headers = {**headers, b"x-session-id": request.session_id.encode()[:256]}
+    body: dict[str, object] = {}
+    kind = request.WhichOneof("input")
+    if kind == "token_ids":
+        body["prompt"] = list(request.token_ids.ids)
+    elif kind == "chat":
+        body["messages"] = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+    elif kind == "prompt":
+        body["prompt"] = request.prompt
+    if request.sampling.HasField("max_tokens"):
+        body["max_tokens"] = request.sampling.max_tokens
+    return read_want(headers, body, request.ByteSize(), request_id)
 
 
 def _sampling(sampling: pb.Sampling) -> dict[str, Any]:

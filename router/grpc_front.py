@@ -16,8 +16,8 @@ from router.continuation import Closing, Continuation, Ready, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.core.sequel import Sequel
-from router.core.want import Want, read_want
-from router.generation import Progress, translate
+from router.core.want import Want
+from router.generation import Progress, translate, want_of
 from router.upstream import AttemptEnd, Dispatcher
 from router.waiting import seated
 from springtide.dataplane import FAULT_HEADER, Limits, OutcomeKind, Route, UpstreamPool
@@ -96,15 +96,15 @@ class GenerationService(GenerationServiceServicer):
         ticket = self._dispatcher.open(request.pool, deadline, _want(request, context, request_id))
         try:
             model = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
-            target, body = translate(request, model)
+            target, asked = translate(request, model)
         except SpringtideError:
             self._dispatcher.closed(ticket, FRONT, OutcomeKind.OK)  # the client's fault
             raise
-        parsed = orjson.loads(body)
-        way = Continuation.begin(self._dispatcher, ticket, FRONT, target == "/v1/chat/completions", parsed)
+        way = Continuation.begin(self._dispatcher, ticket, FRONT, target == "/v1/chat/completions", asked)
         way.traceparent = dict(context.invocation_metadata() or ()).get("traceparent") or ""  # type: ignore[assignment]
-        if way.kept is not None and not request.return_token_ids:
-            body = orjson.dumps({**parsed, "return_token_ids": True})
+        if way.kept is not None:
+            asked = {**asked, "return_token_ids": True}
+        body = orjson.dumps(asked)
         try:
             async with aclosing(self._attempts(ticket, request_id, target, body, way)) as responses:
                 async for response in responses:
@@ -342,24 +342,12 @@ class _Attempt:
 
 
 def _want(request: pb.GenerateRequest, context: "Context", request_id: str) -> Want:
-    """The HTTP front's headers are metadata here; the session has a field of its own, too."""
+    """The HTTP front's headers are metadata here."""
     headers: dict[bytes, bytes] = {}
     for name, value in context.invocation_metadata() or ():
         if name.startswith("x-"):
             headers[name.encode()] = value if isinstance(value, bytes) else value.encode("latin-1", "replace")
-    if request.session_id:
-        headers[b"x-session-id"] = request.session_id.encode()[:256]
-    body: dict[str, object] = {}
-    kind = request.WhichOneof("input")
-    if kind == "token_ids":
-        body["prompt"] = list(request.token_ids.ids)
-    elif kind == "chat":
-        body["messages"] = [{"role": m.role, "content": m.content} for m in request.chat.messages]
-    elif kind == "prompt":
-        body["prompt"] = request.prompt
-    if request.sampling.HasField("max_tokens"):
-        body["max_tokens"] = request.sampling.max_tokens
-    return read_want(headers, body, request.ByteSize(), request_id)
+    return want_of(request, headers, request_id)
 
 
 def _clients_fault(failure: UpstreamFailure) -> bool:

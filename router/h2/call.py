@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 
 from router.continuation import Continuation
 from router.core.admission import Ticket
-from router.core.want import Want, read_want
-from router.generation import translate
+from router.generation import translate, want_of
 from router.h2 import wire
 from router.h2.messages import Messages
 from springtide.dataplane import OutcomeKind, Request
@@ -171,41 +170,23 @@ class Call:
             remedy = f"Name one of: {models}." if models else "There is no pool yet."
             raise InvalidArgument(field="pool", value="", problem="is missing", remedy=remedy)
         self.request_id = request.request_id or uuid.uuid4().hex
-        ticket = dispatcher.open(request.pool, self._deadline, self._want(request))
+        ticket = dispatcher.open(request.pool, self._deadline, want_of(request, self._headers, self.request_id))
         try:
             model = dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
-            target, body = translate(request, model)
+            target, asked = translate(request, model)
         except SpringtideError:
             dispatcher.closed(ticket, FRONT, OutcomeKind.OK)  # the client's fault
             raise
         self.ticket = ticket
-        parsed = orjson.loads(body)
-        way = self.continuation = Continuation.begin(
-            dispatcher, ticket, FRONT, target == "/v1/chat/completions", parsed
-        )
+        chat = target == "/v1/chat/completions"
+        way = self.continuation = Continuation.begin(dispatcher, ticket, FRONT, chat, asked)
         way.traceparent = self._traceparent
-        if way.kept is not None and not request.return_token_ids:
-            body = orjson.dumps({**parsed, "return_token_ids": True})
-        self.messages = Messages(chat=target == "/v1/chat/completions")
-        http = Request("POST", target, [_JSON], body, started_at=self.front.loop.time(), http_1_0=True)
+        if way.kept is not None:
+            asked = {**asked, "return_token_ids": True}
+        self.messages = Messages(chat)
+        http = Request("POST", target, [_JSON], orjson.dumps(asked), started_at=self.front.loop.time(), http_1_0=True)
         http.state = self
         return http
-
-    def _want(self, request: pb.GenerateRequest) -> Want:
-        headers = self._headers
-        if request.session_id:
-            headers[b"x-session-id"] = request.session_id.encode()[:256]
-        body: dict[str, object] = {}
-        kind = request.WhichOneof("input")
-        if kind == "token_ids":
-            body["prompt"] = list(request.token_ids.ids)
-        elif kind == "chat":
-            body["messages"] = [{"role": m.role, "content": m.content} for m in request.chat.messages]
-        elif kind == "prompt":
-            body["prompt"] = request.prompt
-        if request.sampling.HasField("max_tokens"):
-            body["max_tokens"] = request.sampling.max_tokens
-        return read_want(headers, body, request.ByteSize(), self.request_id)
 
     # ------------------------------------------------------------ the exchange's side
 
