@@ -145,7 +145,7 @@ class Fleet:
 
 def hear_others(seats: Sequence[Seat]) -> None:
     """After a report: how many requests of other routers there are for each of ours."""
-    own = sum(seat.own for seat in seats)
-    echo = min(_LOUDEST, sum(seat.others for seat in seats) / own) if own else 0.0
+    ours = sum(seat.own + seat.cell.siblings() for seat in seats)
+    echo = min(_LOUDEST, sum(seat.others for seat in seats) / ours) if ours else 0.0
     for seat in seats:
         seat.echo = echo

@@ -52,7 +52,7 @@ class Seat:
     _peaks: list[int] = field(default_factory=lambda: [0, 0, 0])
     _peak_at: float = 0.0
     _sent_at_kv: int = 0
-    _own_at_report: int = 0
+    _ours_at_report: int = 0
 
     @property
     def id(self) -> tuple[str, int]:
@@ -88,9 +88,8 @@ class Seat:
 
     def score(self, now: float) -> float:
         """Expected load after one more request, over the weight of slow start: smaller is better."""
-        load = self.own + self.others + 1 + self.echo * (self.own - self._own_at_report)
-        if self.cell is not ALONE:
-            load += self.cell.siblings()
+        ours = self.own if self.cell is ALONE else self.own + self.cell.siblings()
+        load = ours + self.others + 1 + self.echo * (ours - self._ours_at_report)
         if load < 0:
             return 0.0
         return load / self.ramp(now) if self.worker.ramp_s > 0 else load
@@ -118,7 +117,7 @@ class Seat:
         """The shim's count, seconds old. What we ourselves had there lately is taken off: the rest is others'."""
         self._roll(now)
         self.others = max(0, in_flight - max(self._peaks))
-        self._own_at_report = self.own
+        self._ours_at_report = self.own + self.cell.siblings()
         if kv_use is not None:
             self.kv_use, self.kv_at, self.kv_in_flight = kv_use, now, in_flight
             self._sent_at_kv = self.requests_total

@@ -13,7 +13,7 @@ from router.core.retry import Blame, Ruling, Verdict
 from router.merged import merged
 from router.shared import SLOTS, SharedBoard, make_board
 from springtide.errors import Exhausted
-from springtide.model.routing import RoutedPool, RoutingTable
+from springtide.model.routing import RoutedPool, RoutingTable, WorkerLoad
 from tests.routing.world import worker
 
 OK = Ruling(Verdict.PASS, Blame.SUCCESS)
@@ -129,6 +129,18 @@ def test_two_processes_have_one_view_of_load(tmp_path: Path) -> None:
         while seat.own:
             seat.leave(1.0)
     assert two.pump("p", wake_at)[0] == [Granted(held)]
+
+
+def test_a_report_does_not_count_another_processs_requests_twice(tmp_path: Path) -> None:
+    one, two = admissions(tmp_path, RoutedPool("p", "m", max_workers=2), "a", limit=9)
+    for _ in range(5):
+        assert one.admit(one.open("m", 0.0), 0.0)
+    for each in (one, two):
+        each.fleet.loads([WorkerLoad("a", 1, 5)], 1.0)
+        [seat] = each.fleet.of("p")
+        assert (seat.load, seat.others, seat.echo) == (5, 0, 0)
+        each.fleet.loads([WorkerLoad("a", 1, 15)], 2.0)
+        assert (seat.load, seat.others, seat.echo) == (15, 10, 2)
 
 
 def test_what_waits_is_bounded_for_all_processes_together(tmp_path: Path) -> None:
