@@ -78,7 +78,8 @@ def make_policy(spec: PolicySpec, min_workers: int, max_workers: int) -> Policy:
     own, around = _split(spec.settings, modifiers)
     policy = _base(base, modifiers, own, min_workers, max_workers)
     if around.get("stages"):
-        policy = Wrapped(policy, staged.Staged.read(_reader("stages", staged.PREFIX, around["stages"])), policy.name)
+        reader = _reader("stages", staged.PREFIX, around["stages"])
+        policy = Wrapped(policy, staged.Staged.read(reader, policy.monitoring_interval_s), policy.name)
     for name in modifiers:
         prefix, read, _ = MODIFIERS[name]
         modifier = read(_reader(name, prefix, around.get(name, {})))

@@ -1,7 +1,7 @@
 """How a policy is named: `slo`, composed as `slo+predictive`, or in the string form `allocate=X; scaling=Y`.
 
 The string form is a policy's name, or the setting `policy_content`. It holds exactly these two keys. What `allocate`
-says is for routers and is kept among the settings; `scaling` names the policy, `static:3` also its count.
+says concerns routers and stays in the pool's spec; `scaling` names the policy, `static:3` also its count.
 """
 
 import difflib

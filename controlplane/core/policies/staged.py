@@ -43,9 +43,18 @@ class Staged:
     cost_gate: bool = setting(False)
 
     @classmethod
-    def read(cls, reader: Reader) -> "Staged":
-        """Raises InvalidArgument."""
-        return cls(**values(cls, reader, PREFIX))
+    def read(cls, reader: Reader, interval_s: float) -> "Staged":
+        """`interval_s`: between two looks. Raises InvalidArgument."""
+        stages = cls(**values(cls, reader, PREFIX))
+        for name in ("window_up_s", "window_down_s", "panic_window_s"):
+            window_s = getattr(stages, name)
+            if 0 < window_s < interval_s:
+                raise reader.bad(
+                    f"{PREFIX}{name}",
+                    f"the policy is asked every {interval_s:g} s, which is longer",
+                    "Make the window longer or monitoring_interval shorter.",
+                )
+        return stages
 
     @property
     def settings(self) -> Mapping[str, object]:

@@ -61,6 +61,7 @@ BAD: tuple[tuple[str, str, dict[str, object], str], ...] = (
     ("unknown key of a part", "slo+predictive", {"predictive_led_s": 3}, "Did you mean predictive_lead_s?"),
     ("a part's key without the part", "slo", {"predictive_lead_s": 3}, "has no such setting"),
     ("unknown stage", "slo", {"stage_maxup": 1}, "Did you mean stage_max_up?"),
+    ("interval longer than the window", "vanilla", {"stage_window_up_s": 4}, "asked every 5 s"),
     ("crossed", "vanilla", {"upper_task_ratio": 1, "lower_task_ratio": 2}, "must be below upper_task_ratio"),
     ("crossed capability", "capability", {"lower_task_ratio": 5}, "must be below upper_task_ratio"),
     ("crossed forecast", "slo+predictive", {"predictive_down_factor": 2}, "must be below"),
