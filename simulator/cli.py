@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from controlplane.plugins import load_policies
 from simulator import load as loads
 from simulator.load import Arrival
 from simulator.page import summary_rows, write_page
@@ -19,7 +20,7 @@ from simulator.replay import Fleet, Scenario, one_pool, replay, split_pools
 from simulator.results import Slo, scaling_rows, summarize, write_looks, write_requests, write_scaling
 from simulator.world import Route, World
 from springtide.errors import FailedPrecondition, InvalidArgument, SpringtideError
-from springtide.model.pool import PolicySpec, Setting
+from springtide.model.pool import PolicySpec, RoutingSpec, Setting
 
 
 class ErrorsShown(click.Group):
@@ -36,6 +37,7 @@ class ErrorsShown(click.Group):
 @click.group(cls=ErrorsShown, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def simulate() -> None:
     """Run the real control plane and routing against modelled engines, on a virtual clock."""
+    load_policies()
 
 
 @simulate.command()
@@ -51,6 +53,7 @@ def simulate() -> None:
 @click.option("--output-tokens", type=float, default=128.0, show_default=True, help="Mean, for generators.")
 @click.option("--policy", default="load_ratio", show_default=True, help="Scaling policy.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the policy; repeatable.")
+@click.option("--routing", default="least_in_flight", show_default=True, help="Routing policy, by name.")
 @click.option("--min-workers", type=int, default=1, show_default=True)
 @click.option("--max-workers", type=int, default=16, show_default=True)
 @click.option("--initial-workers", type=int, default=None, help="ACTIVE at the begin [min-workers].")
@@ -125,6 +128,7 @@ def _scenario(options: dict[str, Any]) -> Scenario:
         max_workers=options["max_workers"],
         initial_workers=options["initial_workers"],
         tensor_parallel_size=options["tensor_parallel"],
+        routing=RoutingSpec(options["routing"]),
     )
     pools, route = (pool,), Route(pool.name)
     if options["split"]:

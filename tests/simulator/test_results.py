@@ -137,6 +137,17 @@ def test_split_pools_from_the_command_line() -> None:
     assert set(json.loads(done.stdout)["worker_seconds_by_role"]) == {"prefill", "decode"}
 
 
+@pytest.mark.parametrize("routing", ["random", "round_robin", "least_in_flight", "request_cost"])
+def test_routing_baselines(routing: str) -> None:
+    """SM5: random, round robin, and the shortest queue by requests and by tokens, on the same load."""
+    arguments = ["--poisson", "6", "--length", "60", "--initial-workers", "3", "--policy", "static", "--json"]
+    done = CliRunner().invoke(simulate, ["run", "--routing", routing, *arguments])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert summary["failed"] == 0
+    assert summary["most_workers"] == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -148,6 +159,7 @@ def test_split_pools_from_the_command_line() -> None:
         (["run", "--poisson", "1", "--set", "scale_up_treshold=0.5"], "scale_up_threshold"),
         (["run", "--poisson", "1", "--set", "scale_up_threshold"], "has no ="),
         (["run", "--poisson", "1", "--split", "two"], "two numbers"),
+        (["run", "--poisson", "1", "--routing", "magic"], "routing"),
         (["run", "--poisson", "1", "--nodes", "1", "--gpus", "1", "--initial-workers", "4"], "do not become ACTIVE"),
         (["compare", "--loads", "magic"], "no load here"),
     ],
