@@ -164,7 +164,7 @@ def test_a_routing_spec_of_a_later_version_is_not_fatal() -> None:
     """A setting that this version cannot read leaves the name; an absent spec is the default."""
     message = routing_pb2.RoutingSnapshot(pools=[routing_pb2.RoutedPool(name="p"), routing_pb2.RoutedPool(name="q")])
     message.pools[1].routing.name = "newer"
-    message.pools[1].role = 77
+    message.pools[1].role = 77  # type: ignore[assignment]  # a number of a later version
     message.pools[1].routing.settings.update({"list": [1, 2]})
     read = routing.snapshot_from_proto(message)
     assert read.pools["p"].routing == RoutingSpec()
