@@ -200,14 +200,21 @@ def _kept_id(data_dir: Path) -> str:
 
 def _new_id(path: Path) -> str:
     router_id = f"router-{uuid.uuid4().hex[:8]}"
-    path.write_text(router_id + "\n")
+    try:
+        path.write_text(router_id + "\n")
+    except OSError as error:  # e.g. a full disk: a name for this life only
+        log.error("%s cannot be written, so this router has another name next time: %s", path, error)
     return router_id
 
 
 def _write_discovery(path: Path, content: dict[str, object]) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content) + "\n")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(content) + "\n")
+        temporary.replace(path)
+    except OSError as error:  # e.g. a full disk: those who know the address are served all the same
+        log.error("%s cannot be written: %s", path, error)
+        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import json
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from springtide.v1 import types_pb2 as t
@@ -37,11 +39,15 @@ def test_a_damaged_ledger(stack: FaultStack) -> None:
         stack.kill("nodeagent")
         ledger.write_bytes(damage(ledger.read_bytes()))
         stack.start("nodeagent")
-        wait_for(f"the end of the old engine ({name})", lambda old=old: not old.is_running(), 20)
-        wait_for(f"a new engine ({name})", lambda old=worker: _another(stack, old), 20)
+        wait_for(f"the end of the old engine ({name})", partial(_has_ended, old), 40)
+        wait_for(f"a new engine ({name})", partial(_another, stack, worker), 40)
         assert "LEDGER_CORRUPT" in stack.log("nodeagent")
         stack.check_whole(active=1)
     assert stack.ask().exact
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    return not process.is_running()
 
 
 def _another(stack: FaultStack, old: t.Worker) -> bool:

@@ -7,6 +7,8 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import grpc
 import pytest
@@ -108,14 +110,12 @@ def test_cancelled_in_each_phase_of_a_start(stack: FaultStack) -> None:
     stack.operator.PausePool(cp.PausePoolRequest(pool="demo"), timeout=5)
     seen = []
     for phase in (t.WORKER_PHASE_REQUESTED, t.WORKER_PHASE_BOOTING, t.WORKER_PHASE_LOADING, t.WORKER_PHASE_WARMING):
-        starting = wait_for(
-            "a start", lambda p=phase: [w for w in stack.workers("STARTING") if w.phase >= p], 15, 0.005
-        )[0]
+        starting = wait_for("a start", _starting_at(stack, phase), 15, 0.005)[0]
         seen.append(starting.phase)
         stack.operator.CancelWorker(cp.CancelWorkerRequest(worker_id=starting.worker_id), timeout=5)
         stack.check_whole(active=0)
         assert not [e for e in stack.events() if e.action == "worker_failed"]
-        wait_for("a free slice", lambda w=starting: not stack.by_id()[w.worker_id].gpu_ids, 15)
+        wait_for("a free slice", partial(_slice_is_free, stack, starting.worker_id), 15)
         stack.operator.ActivateWorker(cp.ActivateWorkerRequest(worker_id=starting.worker_id), timeout=5)
     assert len(set(seen)) >= 3, seen
     # Cordoned while it starts: it finishes its start, nothing new comes there.
@@ -127,10 +127,18 @@ def test_cancelled_in_each_phase_of_a_start(stack: FaultStack) -> None:
     stack.check_whole(active=2)
 
 
+def _slice_is_free(stack: FaultStack, worker_id: str) -> bool:
+    return not stack.by_id()[worker_id].gpu_ids
+
+
+def _starting_at(stack: FaultStack, phase: int) -> Callable[[], list[t.Worker]]:
+    return lambda: [w for w in stack.workers("STARTING") if w.phase >= phase]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_churn(stack: FaultStack) -> None:
-    """A new target every 200 ms for twelve seconds, under load: bounds, disjoint GPUs, one engine each, all the time."""
+    """A new target every 200 ms for twelve seconds, under load: bounds, disjoint GPUs, one engine each, always."""
     rng = random.Random(7)
     stack.pool(workers=1, stop_grace_s=2.0, drain_timeout_s=10.0)
     wrong: list[str] = []

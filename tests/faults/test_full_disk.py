@@ -83,7 +83,7 @@ def test_the_store_is_full(cramped: FaultStack) -> None:
             break
     assert refused is not None, "the store never filled up: the test proves nothing"
     assert refused.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED), refused
-    assert "full" in refused.details().lower() or "space" in refused.details().lower(), refused.details()
+    assert "full" in str(refused.details()), refused
     wait_for("bad health", lambda: _health(stack) == health_pb2.HealthCheckResponse.NOT_SERVING, 15)
     assert stack.status().pools, "looks still work"
     assert stack.ask().exact
@@ -149,19 +149,5 @@ def test_the_routers_disk_is_full(cramped: FaultStack) -> None:
     assert stack.ask().exact
     stack.kill("router")
     stack.start("router")
-    code = wait_for("serves, or says why not", lambda: _routes(stack) or stack.processes["router"].poll(), 15)
-    if code != "serves":
-        assert code == 2
-        assert str(stack.folder / "router") in stack.log("router")
-        assert "Traceback" not in stack.log("router")
-        (stack.folder / "router" / "filler").unlink()
-        stack.start("router")
     stack.wait_routable("demo")
     assert stack.ask().exact
-
-
-def _routes(stack: FaultStack) -> str:
-    with contextlib.suppress(AssertionError):
-        stack.wait_routable("demo", timeout_s=0.3)
-        return "serves"
-    return ""
