@@ -3,6 +3,7 @@
 With `h2`, our own HTTP/2 server has the port and passes on what is not `Generate`; with `grpcio`, grpc.aio has it.
 """
 
+import asyncio
 import contextlib
 import socket
 import tempfile
@@ -83,9 +84,10 @@ class GrpcPort:
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new calls; running ones get `grace_s` seconds. Idle connections to workers are closed."""
-        if self.front is not None:
-            await self.front.close(grace_s)
-        await self.server.stop(grace_s)
+        async with asyncio.TaskGroup() as ending:
+            ending.create_task(self.server.stop(grace_s))  # health says so at once
+            if self.front is not None:
+                ending.create_task(self.front.close(grace_s))
         self.service.pool.close()
 
     def close(self) -> None:

@@ -59,7 +59,6 @@ class Call:
         "request_id",
         "resumed",
         "ticket",
-        "transport",
     )
 
     def __init__(self, front: "GenerateFront", stream: Stream, fields: Headers) -> None:
@@ -75,7 +74,6 @@ class Call:
         self.fault: SpringtideError | None = None
         """What it ends with if no other worker takes it."""
         self.paused = False
-        self.transport = self  # the exchange writes to its client's transport on the path of every token
         self._stream = stream
         self._exchange: Exchange | None = None
         self._buffer: bytes | bytearray = b""
@@ -189,6 +187,11 @@ class Call:
         return http
 
     # ------------------------------------------------------------ the exchange's side
+
+    @property
+    def transport(self) -> "Call":
+        """What the exchange writes to on the path of every token."""
+        return self
 
     def write(self, data: bytes) -> None:
         """Messages of the shaper; before the first ones, in one piece with them, the head of an HTTP answer."""

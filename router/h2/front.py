@@ -66,8 +66,8 @@ class GenerateFront:
         return await self.server.start(sock=listening, tls=tls)
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Running calls get `drain_s` seconds, then an explicit error."""
-        await self.server.close(drain_s, self._cut)
+        """Running calls of Generate get `drain_s` seconds, then an explicit error; whatever else runs is cut then."""
+        await self.server.close(drain_s, self._cut, lambda: len(self.relay.connections))
         await self.relay.close()
 
     def _cut(self) -> None:

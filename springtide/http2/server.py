@@ -160,16 +160,21 @@ class Http2Server:
         """Open ones."""
         return sum(len(connection.streams) for connection in self.connections)
 
-    async def close(self, drain_s: float = 0.0, cut: Callable[[], None] = lambda: None) -> None:
-        """Takes no more connections and streams, waits up to `drain_s` for those that run; then `cut` may end the rest
-        with an answer, and what is left is cut."""
+    async def close(
+        self,
+        drain_s: float = 0.0,
+        cut: Callable[[], None] = lambda: None,
+        running: Callable[[], int] | None = None,
+    ) -> None:
+        """Takes no more connections and streams, and waits up to `drain_s` for those that run (`running` says how many
+        are worth it; None: all). Then `cut` may end the rest with an answer, and what is left is cut."""
         self.closing = True
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
             connection.drain()
         end = self.loop.time() + drain_s
-        while self.streams and self.loop.time() < end:
+        while (running() if running is not None else self.streams) and self.loop.time() < end:
             await asyncio.sleep(0.02)
         cut()
         end = self.loop.time() + (0.5 if self.connections else 0.0)

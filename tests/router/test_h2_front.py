@@ -16,6 +16,7 @@ import orjson
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -545,3 +546,28 @@ def test_unparsed_events_give_what_parsed_ones_give(chat: bool, data: st.DataObj
     expected.append(pb.GenerateResponse(finished=progress.finished()))
     found = b"".join(shaper.feed(read) for read in reads)
     assert found == b"".join(wire.frame_message(message.SerializeToString()) for message in expected)
+
+
+async def test_health_says_so_at_once_when_the_router_stops() -> None:
+    """A watcher of health does not keep the router from ending, a running call does."""
+    gate = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.send(SSE_HEAD + chunk(token("a")))
+        await gate.wait()
+        await peer.send(chunk(token("b", '"stop"')) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async with upstream(script) as up, router(table(worker("a", up.port))) as r:
+        await r.port.server.set_all_serving(True)
+        async with grpc.aio.insecure_channel(r.grpc_address) as ch:
+            call: Any = GenerationServiceStub(ch).Generate(PROMPT)
+            await call.read()
+            watch: Any = health_pb2_grpc.HealthStub(ch).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            stopping = asyncio.create_task(r.port.stop(20.0))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            gate.set()
+            assert (await rest_of(call))[-1].HasField("finished")
+            assert r.port.front is not None
+            await until(lambda: not r.port.front.server.connections)  # type: ignore[union-attr]
+            await asyncio.wait_for(stopping, 10)
