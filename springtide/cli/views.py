@@ -7,7 +7,7 @@ from springtide.cli import text
 from springtide.cli.shape import name_of
 from springtide.v1 import controlplane_pb2 as cp
 from springtide.v1 import generation_pb2 as gen
-from springtide.v1.types_pb2 import Decision, Event, Node, Pool, Worker
+from springtide.v1.types_pb2 import Decision, Event, Node, PolicySpec, Pool, RoutingSpec, Worker
 
 
 def optional(message: Any, field: str) -> Any:
@@ -47,7 +47,6 @@ def _pool_row(pool: Pool) -> Sequence[str]:
 
 def pool_page(pool: Pool) -> str:
     spec, status = pool.spec, pool.status
-    settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in spec.policy.settings.items())
     counts = (f"{status.active} active", f"{status.starting} starting", f"{status.draining} draining")
     return text.pairs(
         [
@@ -57,7 +56,9 @@ def pool_page(pool: Pool) -> str:
             ("engine", f"{spec.engine}, tensor-parallel size {spec.tensor_parallel_size or 1}"),
             ("engine args", " ".join(spec.engine_args)),
             ("bounds", f"{spec.min_workers} to {spec.max_workers} workers"),
-            ("policy", f"{spec.policy.name} {settings}".strip()),
+            ("policy", _with_settings(spec.policy)),
+            ("routing", _with_settings(spec.routing)),
+            ("labels", ", ".join(f"{k}={v}" for k, v in sorted(spec.labels.items()))),
             ("desired", status.desired_workers),
             ("workers", ", ".join((*counts, f"{status.inactive} inactive"))),
             ("pinned at", optional(status, "manual_workers")),
@@ -71,6 +72,11 @@ def pool_page(pool: Pool) -> str:
             ("revision", pool.revision),
         ]
     )
+
+
+def _with_settings(spec: PolicySpec | RoutingSpec) -> str:
+    settings = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in spec.settings.items())
+    return f"{spec.name} {settings}".strip()
 
 
 SORTS: dict[str, Callable[[Worker], Any]] = {
