@@ -5,7 +5,7 @@ x-require-labels (`key=value`, comma-separated), x-min-weight-version, x-max-wei
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,6 +22,7 @@ _LONGEST_DEADLINE_MS = 86_400_000
 _TEXT = re.compile(r"[\x20-\x7e]{1,256}")
 _LABEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]{0,62})=([A-Za-z0-9._/-]{0,63})")
 _BYTES_PER_TOKEN = 4
+_MOST_PROMPT_BYTES = 256 * 1024
 
 
 class Needs(NamedTuple):
@@ -117,10 +118,26 @@ def prompt_bytes(body: Mapping[str, Any]) -> bytes:
     for key in ("messages", "prompt", "input"):
         value = body.get(key)
         if isinstance(value, str):
-            return parts + value.encode(errors="replace")
+            return parts + value[:_MOST_PROMPT_BYTES].encode(errors="replace")
+        if isinstance(value, list):
+            return parts + _joined(value)
         if value is not None:
             return parts + orjson.dumps(value)
     return parts
+
+
+def _joined(items: Sequence[Any]) -> bytes:
+    """Its items one after the other, as far as anybody looks: a body may hold many megabytes of images."""
+    if items and isinstance(items[0], int):
+        return orjson.dumps(items[:_MOST_PROMPT_BYTES])
+    parts: list[bytes] = []
+    size = 0
+    for item in items:
+        parts.append(orjson.dumps(item))
+        size += len(parts[-1])
+        if size > _MOST_PROMPT_BYTES:
+            break
+    return b",".join(parts)
 
 
 def _prompt_tokens(body: Mapping[str, Any], body_bytes: int) -> int:

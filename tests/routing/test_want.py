@@ -96,6 +96,14 @@ def test_a_conversation_that_goes_on_keeps_its_beginning() -> None:
     assert not set(other.chunks(256)) & set(a.chunks(256))
 
 
+def test_no_more_of_a_huge_prompt_is_written_than_anybody_looks_at() -> None:
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x" * 300_000}}]}
+    many = prompt_bytes({"messages": [{"role": "system", "content": "s" * 999}, *[image] * 50]})
+    assert 300_000 < len(many) < 700_000
+    assert len(prompt_bytes({"prompt": "y" * 5_000_000})) < 700_000
+    assert prompt_bytes({"prompt": [1, 2]}) == b"[1,2]"
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=9), st.lists, max_leaves=5))
 def test_any_body_has_prompt_bytes(value: object) -> None:
     for key in ("messages", "prompt", "input", "tools"):
