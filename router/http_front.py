@@ -4,9 +4,8 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
@@ -15,7 +14,7 @@ from router.continuation import Continuation, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.core.want import read_want
-from router.resumed import go_on
+from router.resumed import asking_for_ids, go_on, with_reason
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import (
     FAULT_HEADER,
@@ -112,7 +111,7 @@ class HttpFront:
             if way is not None:
                 way.close()
                 if outcome.response_started and outcome.answer is not None:
-                    outcome.answer = _with_reason(outcome.answer, way.bar)
+                    outcome.answer = with_reason(outcome.answer, way.bar)
             return None
         if outcome.response_started and way is not None:
             call.resumed = True
@@ -164,7 +163,7 @@ class HttpFront:
             )
             way.traceparent = (request.header(b"traceparent") or b"").decode("latin-1")
             if way.terms is not None and not way.terms.ids_visible:
-                call.body = _asking_for_ids(changed or request.body, body)
+                call.body = asking_for_ids(changed or request.body, body)
         return call
 
     def _place(self, request: Request, call: Call) -> Answer | Awaitable[Answer]:
@@ -300,26 +299,6 @@ def as_reply(error: SpringtideError, request_id: bytes = b"") -> Reply:
     if request_id:
         headers.append((REQUEST_ID_HEADER, request_id))
     return Reply(error.http_status, tuple(headers), orjson.dumps(error.openai_body()))
-
-
-def _asking_for_ids(raw: bytes, body: Mapping[str, Any]) -> bytes:
-    """The same request, which asks for token ids as well; not written anew where that can be helped."""
-    raw = raw.rstrip()
-    if "return_token_ids" in body or not body:
-        return orjson.dumps({**orjson.loads(raw), "return_token_ids": True})
-    return raw[:-1] + b',"return_token_ids":true}'
-
-
-def _with_reason(answer: Reply, why: str) -> Reply:
-    """The error of a lost stream, with the reason why it does not go on."""
-    if not why:
-        return answer
-    try:
-        body = orjson.loads(answer.body)
-        body["error"]["message"] += f" The stream cannot be continued: {why}."
-    except (orjson.JSONDecodeError, TypeError, KeyError):
-        return answer
-    return replace(answer, body=orjson.dumps(body))
 
 
 def _fault(outcome: Outcome) -> str:

@@ -1,5 +1,6 @@
 """Resumed parts in the shape in which their streams began: the shaper of an HTTP stream's later attempts."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from router.continuation import Continuation, Ready
 from router.core.kept import Kept
 from router.core.sequel import Piece, Sequel, usage
 from router.core.terms import Terms
-from springtide.dataplane import Route, ShapeError
+from springtide.dataplane import Reply, Route, ShapeError
 from springtide.dataplane.events import event_data, is_done_event, split_events
 
 _DONE = b"data: [DONE]\n\n"
@@ -109,3 +110,23 @@ class Resumed:
             self.ended = True
             shown += self._writer.closing(piece.total)
         return shown
+
+
+def asking_for_ids(raw: bytes, body: Mapping[str, Any]) -> bytes:
+    """The same request, which asks for token ids as well; not written anew where that can be helped."""
+    raw = raw.rstrip()
+    if "return_token_ids" in body or not body:
+        return orjson.dumps({**orjson.loads(raw), "return_token_ids": True})
+    return raw[:-1] + b',"return_token_ids":true}'
+
+
+def with_reason(answer: Reply, why: str) -> Reply:
+    """The error of a lost stream, with the reason why it does not go on."""
+    if not why:
+        return answer
+    try:
+        body = orjson.loads(answer.body)
+        body["error"]["message"] += f" The stream cannot be continued: {why}."
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return answer
+    return replace(answer, body=orjson.dumps(body))

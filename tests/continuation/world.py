@@ -254,7 +254,8 @@ async def ask(port: int, path: str, body: dict[str, Any], headers: bytes = b"") 
     """One streamed request over HTTP, read to its end."""
     told = Told()
     async with client(port) as c:
-        c.send(post(path, json.dumps({"stream": True, **body}).encode(), b"connection: close\r\n" + headers))
+        fields = b"content-type: application/json\r\nconnection: close\r\n"
+        c.send(post(path, json.dumps({"stream": True, **body}).encode(), fields + headers))
         raw = await asyncio.wait_for(c.reader.read(-1), 60)
     head, _, rest = raw.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
