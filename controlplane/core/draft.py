@@ -1,7 +1,7 @@
 """The working copy of one plan: the records as the plan leaves them, and what it says about them."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from controlplane.core.measured import start_ups
@@ -173,7 +173,3 @@ def report_of(snapshot: Snapshot, worker: Worker) -> WorkerReport | None:
     live = snapshot.live.nodes.get(worker.intent.node_id)
     report = live.reports.get(worker.worker_id) if live is not None else None
     return report if report is not None and report.store_id == snapshot.store_id else None
-
-
-def sorted_by_id(workers: Iterable[Worker]) -> list[Worker]:
-    return sorted(workers, key=lambda worker: id_order(worker.worker_id))

@@ -8,22 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from springtide.errors import InvalidArgument
 
 
-def cut_slices(gpu_ids: Sequence[str], tensor_parallel_size: int) -> tuple[tuple[str, ...], ...]:
-    """len(gpu_ids) / tensor_parallel_size slices, in order. Raises InvalidArgument for a remainder or a size < 1."""
-    _check_size(tensor_parallel_size)
-    remainder = len(gpu_ids) % tensor_parallel_size
-    if remainder:
-        divisors = [size for size in range(1, len(gpu_ids) + 1) if len(gpu_ids) % size == 0]
-        raise InvalidArgument(
-            field="tensor_parallel_size",
-            value=tensor_parallel_size,
-            problem=f"leaves {remainder} of this node's {len(gpu_ids)} GPUs unused",
-            remedy=f"Use one of {', '.join(map(str, divisors))}.",
-            reason="TENSOR_PARALLEL_REMAINDER",
-        )
-    return tuple(tuple(gpu_ids[at : at + tensor_parallel_size]) for at in range(0, len(gpu_ids), tensor_parallel_size))
-
-
 def check_slice(
     wanted: Sequence[str],
     tensor_parallel_size: int,

@@ -167,9 +167,7 @@ async def test_shim_killed(controlplane: FakeControlPlane, agent: RunningAgent) 
 async def test_start_timeout(controlplane: FakeControlPlane, agent: RunningAgent) -> None:
     """NA7: an engine that is not ready in time is ended, with whatever it started."""
     await agent.start().up()
-    controlplane.want(
-        "w-1", Want.RUN, 1, launch("--startup-s", "60", "--fault", "orphans", start_timeout_s=0.5)
-    )
+    controlplane.want("w-1", Want.RUN, 1, launch("--startup-s", "60", "--fault", "orphans", start_timeout_s=0.5))
     failed = await controlplane.until("w-1", P.FAILED)
     assert _exit(failed).reason == "START_TIMEOUT"
     assert not marked(agent.marker)
@@ -251,9 +249,7 @@ async def test_older_generations_and_foreign_stores(controlplane: FakeControlPla
     standing = controlplane.reports["w-1"]
     assert (standing.phase, standing.store_id, standing.generation) == (P.READY, "store-1", 5)
     controlplane.want("w-1", Want.RUN, 1)
-    taken = await eventually(
-        lambda: controlplane.reports["w-1"].store_id == "store-2" and controlplane.reports["w-1"]
-    )
+    taken = await eventually(lambda: controlplane.reports["w-1"].store_id == "store-2" and controlplane.reports["w-1"])
     assert (taken.phase, taken.incarnation, taken.generation) == (P.READY, report.incarnation, 1)
     controlplane.want("w-1", Want.STOP, 2)
     await controlplane.until("w-1", P.STOPPED, 2)

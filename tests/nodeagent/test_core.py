@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nodeagent.core.backoff import backoff_s
 from nodeagent.core.converge import KnownWorker, Step, Verdict, converge, may_forget
 from nodeagent.core.fingerprint import fingerprint
-from nodeagent.core.slices import check_slice, cut_slices
+from nodeagent.core.slices import check_slice
 from springtide.errors import InvalidArgument
 from springtide.model.desired import DesiredWorker, EngineLaunch
 from springtide.model.enums import Want
@@ -19,34 +19,24 @@ GPUS = tuple(str(i) for i in range(8))
 STORE = "store-1"
 
 
-@pytest.mark.parametrize(("size", "workers"), [(1, 8), (2, 4), (4, 2), (8, 1)])
-def test_the_table_of_sizes(size: int, workers: int) -> None:
-    """NA1: the TP/DP table of eight GPUs."""
-    slices = cut_slices(GPUS, size)
-    assert len(slices) == workers
-    assert [gpu for part in slices for gpu in part] == list(GPUS)
-
-
-@pytest.mark.parametrize("size", [0, -1, 3, 5, 6, 7, 16])
-def test_sizes_that_do_not_fit(size: int) -> None:
-    """NA1: a remainder is an error that names field, value and remedy."""
+@given(st.lists(st.text(min_size=1), unique=True, min_size=1, max_size=16), st.data())
+def test_a_slice_is_had_once_whatever_the_ids_are(gpu_ids: list[str], data: st.DataObject) -> None:
+    """NA1, NA2: indexes, UUIDs or MIG names; what one worker has is refused to the next."""
+    size = data.draw(st.integers(1, len(gpu_ids)))
+    wanted = data.draw(st.permutations(gpu_ids))[:size]
+    check_slice(wanted, size, gpu_ids, {})
     with pytest.raises(InvalidArgument) as error:
-        cut_slices(GPUS, size)
-    assert error.value.field == "tensor_parallel_size"
-    assert error.value.value == size
+        check_slice(wanted, size, gpu_ids, {data.draw(st.sampled_from(wanted)): "w-9"})
+    assert error.value.reason == "GPU_IN_USE"
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_below_one(size: int) -> None:
+    """NA1: an error that names field, value and remedy."""
+    with pytest.raises(InvalidArgument) as error:
+        check_slice((), size, GPUS, {})
+    assert (error.value.field, error.value.value) == ("tensor_parallel_size", size)
     assert error.value.remedy
-
-
-@given(st.lists(st.text(min_size=1), unique=True, max_size=16), st.integers(1, 8))
-def test_slices_are_disjoint_and_of_one_size(gpu_ids: list[str], size: int) -> None:
-    """NA1, NA2: whatever the ids are (indexes, UUIDs, MIG names)."""
-    try:
-        slices = cut_slices(gpu_ids, size)
-    except InvalidArgument:
-        assert len(gpu_ids) % size
-        return
-    assert all(len(part) == size for part in slices)
-    assert [gpu for part in slices for gpu in part] == gpu_ids
 
 
 @pytest.mark.parametrize(
