@@ -20,14 +20,14 @@ from tests.system.load import Report, Result
 from tests.system.trace import Arrival
 
 
-def _storm(stack: FaultStack, blow: Callable[[], None], *, seconds: float = 6.0, tokens: int = 150) -> Report:
+def _storm(stack: FaultStack, blow: Callable[[], None], *, seconds: float, timeout_s: float = 40.0) -> Report:
     """Ten requests a second, and the blow after one second."""
 
     async def run() -> Report:
-        arrivals = [Arrival(n, n * 0.1, 20, tokens) for n in range(int(seconds * 10))]
+        arrivals = [Arrival(n, n * 0.1, 20, 150) for n in range(int(seconds * 10))]
 
         def send(arrival: Arrival) -> "asyncio.Task[Result]":
-            return asyncio.ensure_future(load.ask(stack.http, "demo", arrival, salt="pause", timeout_s=40))
+            return asyncio.ensure_future(load.ask(stack.http, "demo", arrival, salt="pause", timeout_s=timeout_s))
 
         async def strike() -> None:
             await asyncio.sleep(1)
@@ -54,7 +54,7 @@ def _freeze(stack: FaultStack, pid: int, seconds: float) -> Callable[[], None]:
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("victim", "seconds"),
-    [("controlplane", 2.0), ("controlplane", 6.0), ("nodeagent", 2.5), ("nodeagent", 6.0), ("router", 3.0)],
+    [("controlplane", 6.0), ("nodeagent", 6.0), ("router", 3.0)],
 )
 def test_what_only_directs_may_stand_still(stack: FaultStack, victim: str, seconds: float) -> None:
     """Longer than the lease too: nobody notices, nothing is started again."""
@@ -70,12 +70,18 @@ def test_what_only_directs_may_stand_still(stack: FaultStack, victim: str, secon
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("victim", ["shim", "guard", "engine"])
-def test_a_worker_that_stands_still_for_a_moment(stack: FaultStack, victim: str) -> None:
+def test_a_worker_that_stands_still_for_a_moment(stack: FaultStack) -> None:
+    """Shim, guard and engine in turn: streams go on where they were, nothing is replaced."""
     stack.pool(workers=2)
     target = sorted(stack.workers("ACTIVE"), key=lambda w: w.worker_id)[0]
     pids = stack.engine_pids(target.worker_id)
-    report = _storm(stack, _freeze(stack, stack.pid(victim, target.worker_id), 3.0), seconds=6)
+
+    def blow() -> None:
+        for victim in ("shim", "guard", "engine"):
+            with stack.stopped(stack.pid(victim, target.worker_id)):
+                time.sleep(2.0)
+
+    report = _storm(stack, blow, seconds=7)
     assert not report.failed, report.explain()
     stack.check_whole(active=2)
     assert stack.by_id()[target.worker_id].incarnation == target.incarnation
@@ -83,23 +89,26 @@ def test_a_worker_that_stands_still_for_a_moment(stack: FaultStack, victim: str)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
-@pytest.mark.parametrize("victim", ["shim", "guard", "engine", "hang"])
-def test_a_worker_that_stands_still_for_good_is_replaced(stack: FaultStack, victim: str) -> None:
-    """Probes fail, SUSPECT, then killed and replaced, whichever of its processes it is that hangs."""
-    stack.pool(workers=2)
-    target = sorted(stack.workers("ACTIVE"), key=lambda w: w.worker_id)[0]
-    old = stack.engine_process(target.worker_id)
-    if victim == "hang":
-        stack.inject(target.worker_id, kind="hang")
-    else:
-        os.kill(stack.pid(victim, target.worker_id), signal.SIGSTOP)
-    if victim == "guard":  # it serves nothing but stops: those must work all the same
-        stack.operator.DrainWorker(cp.DrainWorkerRequest(worker_id=target.worker_id), timeout=5)
-        wait_for("the end of the old engine", lambda: not old.is_running(), 30)
-    else:
-        wait_for("doubt", lambda: "worker_suspect" in stack.actions(target.worker_id), 30)
-        wait_for("the end of the old engine", lambda: not old.is_running(), 40)
-    stack.check_whole(active=2)
-    assert all(w.incarnation != target.incarnation for w in stack.workers("ACTIVE"))
+@pytest.mark.timeout(120)
+def test_workers_that_stand_still_for_good_are_replaced(stack: FaultStack) -> None:
+    """Probes fail, SUSPECT, then killed and replaced: a stopped shim, a stopped engine, one that hangs. A stopped guard
+    serves nothing but stops: those must work all the same. Clients get exact answers or explicit errors."""
+    stack.pool(workers=4)
+    before = {w.worker_id: w.incarnation for w in stack.workers("ACTIVE")}
+    shim, engine, hang, guard = sorted(before)
+    old = [stack.engine_process(worker_id) for worker_id in sorted(before)]
+
+    def blow() -> None:
+        os.kill(stack.pid("shim", shim), signal.SIGSTOP)
+        os.kill(stack.pid("engine", engine), signal.SIGSTOP)
+        os.kill(stack.pid("guard", guard), signal.SIGSTOP)
+        stack.inject(hang, kind="hang")
+        stack.operator.DrainWorker(cp.DrainWorkerRequest(worker_id=guard), timeout=5)
+
+    _storm(stack, blow, seconds=3, timeout_s=90)
+    wait_for("the end of the old engines", lambda: not any(process.is_running() for process in old), 60)
+    for worker_id in (shim, engine, hang):
+        assert "worker_suspect" in stack.actions(worker_id), stack.describe()
+    stack.check_whole(active=4)
+    assert not {w.incarnation for w in stack.workers("ACTIVE")} & set(before.values())
     assert stack.ask().exact
