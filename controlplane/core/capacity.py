@@ -87,11 +87,18 @@ def _window(at: float, group: list[LoadSample], before: LoadSample | None, warm_
     return Window(
         at=at,
         active=sum(sample.active for sample in group) / len(group),
-        rate=_rate(first.arrivals_total, last.arrivals_total, seconds),
+        rate=_arrivals(first, last),
         held=sum(held) / len(held) if held else None,
         met=met,
         cold=any(s.youngest_s is not None and s.youngest_s < warm_s for s in group),
     )
+
+
+def _arrivals(first: LoadSample, last: LoadSample) -> float | None:
+    """Requests per second. A router that came or went in between brings or takes its whole total: unknown."""
+    if first.routers != last.routers:
+        return None
+    return _rate(first.arrivals_total, last.arrivals_total, last.at - first.at)
 
 
 def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
@@ -112,7 +119,7 @@ def _itl(first: LoadSample, group: list[LoadSample], seconds: float) -> float | 
 def recent_rate(samples: Sequence[LoadSample], seconds: float, now: float) -> float | None:
     """Arrivals per second of the last so many seconds; None when no router tells."""
     inside = [s for s in samples[-_some(seconds) :] if s.at >= now - seconds and s.arrivals_total is not None]
-    return _rate(inside[0].arrivals_total, inside[-1].arrivals_total, inside[-1].at - inside[0].at) if inside else None
+    return _arrivals(inside[0], inside[-1]) if inside else None
 
 
 def recent_load(samples: Sequence[LoadSample], seconds: float, now: float) -> float | None:

@@ -86,19 +86,3 @@ def start_up_s(measured_s: Sequence[float], given_s: float = 0.0) -> float:
 def loads(samples: Sequence[LoadSample], since: float) -> list[tuple[float, float]]:
     """(time, load) of the samples from `since` on whose load is known."""
     return [(s.at, float(s.load)) for s in samples if s.at >= since and s.load is not None]
-
-
-def rates(samples: Sequence[LoadSample], since: float) -> list[tuple[float, float]]:
-    """(time, requests per second) between samples from `since` on; a counter that went back (a router that is new or
-    gone) is left out."""
-    found: list[tuple[float, float]] = []
-    before: LoadSample | None = None
-    for sample in samples:
-        if sample.at < since or sample.arrivals_total is None:
-            continue
-        if before is not None and before.arrivals_total is not None and sample.at > before.at:
-            more = sample.arrivals_total - before.arrivals_total
-            if more >= 0:
-                found.append((sample.at, more / (sample.at - before.at)))
-        before = sample
-    return found

@@ -86,6 +86,7 @@ def _details(snapshot: Snapshot, pool: str, active: list[Worker], now: float) ->
     p99 = [d.ttft_p99_s for d in demands if d is not None and d.ttft_p99_s is not None]
     return {
         "arrivals_total": arrivals if demands else None,
+        "routers": len(demands),
         "tokens_total": total([None if r is None else r.generation_tokens_total for r in reports])[0],
         "engine_waiting": total([None if r is None else r.engine_waiting for r in reports])[0],
         "kv_use": max(kv) if kv and len(kv) == len(reports) else None,

@@ -1,5 +1,6 @@
 """`slo` and what it learns (issue: measured capacity, cold starts excluded, N-1 simulated)."""
 
+import dataclasses
 import math
 import random
 
@@ -176,3 +177,14 @@ def test_needs_feed_the_forecast() -> None:
     assert any(step.stage == "forecast" for step in answer.trail)
     staged = policy("slo+predictive", 1, 40, stage_max_up=1).decide(given(mixed(30.0, 4)))
     assert any(step.stage == "rate" for step in staged.trail)
+
+
+def test_a_router_that_returns_is_no_burst() -> None:
+    """A total that jumps because a router came back says nothing about the load."""
+    samples = mixed(4.0, 3)
+    jumped = [
+        dataclasses.replace(s, arrivals_total=(s.arrivals_total or 0) + 50_000, routers=2) if s.at > NOW - 4 else s
+        for s in samples
+    ]
+    answer = policy("slo", 1, 40).decide(given(tuple(jumped)))
+    assert (answer.wanted, answer.reason) == (3, "UNKNOWN_LOAD")
