@@ -8,7 +8,7 @@ from controlplane.core.policies import make_policy
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
 from controlplane.core.signals import sample
 from controlplane.core.snapshot import LoadSample
-from controlplane.core.supply import demands_of, partner_of, replicas_of, supplies_of
+from controlplane.core.supply import active_workers_of, demands_of, partner_of, supplies_of
 from controlplane.core.tracing import trace_id_of
 from springtide.errors import SpringtideError
 from springtide.model.enums import DecisionResult, State
@@ -101,7 +101,7 @@ def _inputs(draft: Draft, pool: Pool, seen: LoadSample) -> PolicyInputs:
         supplies=supplies_of(draft, pool),
         demands=demands_of(draft.snapshot, pool.name, draft.now),
         partner=partner_of(draft, pool),
-        replicas=replicas_of(draft.snapshot, draft.workers_of(pool.name), draft.now),
+        workers=active_workers_of(draft.snapshot, draft.workers_of(pool.name), draft.now),
         role=pool.spec.role,
     )
 

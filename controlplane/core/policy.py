@@ -45,7 +45,7 @@ class Partner:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ActiveWorker:
     """One ACTIVE worker as it reports itself. None is unknown."""
 
     worker_id: str
@@ -77,7 +77,7 @@ class PolicyInputs:
     supplies: tuple[Supply, ...] = ()
     demands: tuple[Demand, ...] = ()  # () when nobody tells them apart: the whole load needs nothing in particular
     partner: Partner | None = None
-    replicas: tuple[Replica, ...] = ()  # ACTIVE workers, in id order
+    workers: tuple[ActiveWorker, ...] = ()  # ACTIVE workers, in id order
     role: Role = Role.MIXED
 
     @property

@@ -2,7 +2,7 @@
 
 from controlplane.core.draft import Draft
 from controlplane.core.placement import free_gpus
-from controlplane.core.policy import Demand, Partner, Replica, Supply
+from controlplane.core.policy import ActiveWorker, Demand, Partner, Supply
 from controlplane.core.signals import fresh_report, in_flight_of, is_leaving, live_routers, total
 from controlplane.core.snapshot import Snapshot
 from springtide.model.enums import NodeState, Role, State
@@ -90,17 +90,17 @@ def _supply(
     )
 
 
-def replicas_of(snapshot: Snapshot, workers: list[Worker], now: float) -> tuple[Replica, ...]:
+def active_workers_of(snapshot: Snapshot, workers: list[Worker], now: float) -> tuple[ActiveWorker, ...]:
     """ACTIVE workers with what they last reported, where that is fresh."""
-    found: list[Replica] = []
+    found: list[ActiveWorker] = []
     for worker in workers:
         if worker.state is State.ACTIVE:
             report = fresh_report(snapshot, worker, now)
             if report is None:
-                found.append(Replica(worker.worker_id))
+                found.append(ActiveWorker(worker.worker_id))
             else:
                 figures = (report.in_flight, report.engine_running, report.engine_waiting, report.kv_use)
-                found.append(Replica(worker.worker_id, *figures))
+                found.append(ActiveWorker(worker.worker_id, *figures))
     return tuple(found)
 
 

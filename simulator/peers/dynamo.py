@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controlplane.core.policies.basis import Basis, setting
-from controlplane.core.policy import PolicyAnswer, PolicyInputs, Replica
+from controlplane.core.policy import ActiveWorker, PolicyAnswer, PolicyInputs
 from controlplane.core.stages import Course, bounds
 
 
@@ -40,8 +40,8 @@ class DynamoLoad(Basis):
             return self._answer(inputs, wanted, "FROM_ZERO" if wanted else "IDLE", "no engine")
         if inputs.starting or inputs.draining:
             return self._answer(inputs, present, "SCALING", "none while scaling")
-        engines = [r for r in inputs.replicas if r.engine_waiting is not None and r.engine_running is not None]
-        if not engines or len(engines) < len(inputs.replicas):
+        engines = [r for r in inputs.workers if r.engine_waiting is not None and r.engine_running is not None]
+        if not engines or len(engines) < len(inputs.workers):
             return self._answer(inputs, present, "UNKNOWN_LOAD", "an engine does not tell its load")
         own = self.mean_prompt_tokens / self.prefill_tokens_per_s
         ttfts = [own + self._queue_s(engine, inputs) for engine in engines]
@@ -62,9 +62,9 @@ class DynamoLoad(Basis):
                 return self._answer(inputs, present - 1, "FEWER_SUFFICE", text)
         return self._answer(inputs, present, "WITHIN_SLA", text)
 
-    def _queue_s(self, engine: Replica, inputs: PolicyInputs) -> float:
+    def _queue_s(self, engine: ActiveWorker, inputs: PolicyInputs) -> float:
         """Until the prompts that wait there are computed; what waits in routers is shared by all."""
-        waiting = (engine.engine_waiting or 0) + (inputs.waiting or 0) / max(len(inputs.replicas), 1)
+        waiting = (engine.engine_waiting or 0) + (inputs.waiting or 0) / max(len(inputs.workers), 1)
         return waiting * self.mean_prompt_tokens / self.prefill_tokens_per_s
 
     def _itl_s(self, running: float) -> float:

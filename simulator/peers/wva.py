@@ -36,7 +36,7 @@ class LlmdWva(Basis):
             return self._answer(inputs, wanted, "FROM_ZERO" if wanted else "IDLE", "no replica")
         if inputs.starting:
             return self._answer(inputs, present, "STARTING", f"{inputs.starting} replicas are pending")
-        seen = [(r.kv_use, float(r.engine_waiting)) for r in inputs.replicas if r.engine_waiting is not None]
+        seen = [(r.kv_use, float(r.engine_waiting)) for r in inputs.workers if r.engine_waiting is not None]
         loads = [(kv, queue) for kv, queue in seen if kv is not None]
         if not loads:
             return self._answer(inputs, present, "UNKNOWN_LOAD", "no replica tells its use")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from controlplane.core.policies import make_policy
-from controlplane.core.policy import PolicyAnswer, PolicyInputs, Replica
+from controlplane.core.policy import ActiveWorker, PolicyAnswer, PolicyInputs
 from controlplane.core.snapshot import LoadSample
 from simulator.peers import PEERS, register_peers
 from springtide.model.pool import PolicySpec, Setting
@@ -18,9 +18,9 @@ def ask(name: str, given: PolicyInputs, **settings: Setting) -> PolicyAnswer:
     return make_policy(PolicySpec(name, settings), given.min_workers, given.max_workers).decide(given)
 
 
-def two(first: tuple[float, int], second: tuple[float, int], running: int = 4) -> tuple[Replica, ...]:
+def two(first: tuple[float, int], second: tuple[float, int], running: int = 4) -> tuple[ActiveWorker, ...]:
     """Two replicas: (KV use, waiting in the engine) each."""
-    return tuple(Replica(f"w{i}", running, running, queue, kv) for i, (kv, queue) in enumerate((first, second)))
+    return tuple(ActiveWorker(f"w{i}", running, running, queue, kv) for i, (kv, queue) in enumerate((first, second)))
 
 
 def test_all_are_known_by_name_and_start_from_zero() -> None:
@@ -89,10 +89,10 @@ def test_skyserve() -> None:
         (two((0.4, 0), (0.35, 0)), 0, 2),
     ],
 )
-def test_llmd_wva(replicas: tuple[Replica, ...], starting: int, wanted: int) -> None:
+def test_llmd_wva(replicas: tuple[ActiveWorker, ...], starting: int, wanted: int) -> None:
     """Spare KV below 0.10 or spare queue below 3: one more; one fewer only where both spares stay; none while one
     starts."""
-    given = inputs(8, 2, starting=starting, replicas=replicas)
+    given = inputs(8, 2, starting=starting, workers=replicas)
     answer = ask("peer_llmd_wva", given)
     assert answer.wanted == wanted
     assert not starting or answer.reason == "STARTING"
@@ -110,8 +110,8 @@ def test_llmd_wva(replicas: tuple[Replica, ...], starting: int, wanted: int) -> 
         (two((0.1, 0), (0.1, 0), running=300), {}, 3),
     ],
 )
-def test_dynamo(replicas: tuple[Replica, ...], changes: dict[str, int], wanted: int) -> None:
+def test_dynamo(replicas: tuple[ActiveWorker, ...], changes: dict[str, int], wanted: int) -> None:
     """Up when all exceed the target, down when one fewer leaves 0.8 of it; one step, none while scaling."""
-    answer = ask("peer_dynamo_load", inputs(8, 2, replicas=replicas, **changes))  # type: ignore[arg-type]
+    answer = ask("peer_dynamo_load", inputs(8, 2, workers=replicas, **changes))  # type: ignore[arg-type]
     assert answer.wanted == wanted
     assert not changes or answer.reason == "SCALING"
