@@ -407,6 +407,7 @@ class Connection(asyncio.Protocol):
         except (HPACKError, IndexError, ValueError) as error:
             code = ErrorCode.ENHANCE_YOUR_CALM if "larger" in str(error) else ErrorCode.COMPRESSION_ERROR
             raise ConnectionFault(code, f"header block: {error}") from None
+        self.spend(len(fields) // self.limits.fields_per_cost)
         ends = bool(flags & frames.END_STREAM)
         stream = self.streams.get(stream_id)
         try:

@@ -10,7 +10,7 @@ class Http2Limits:
     max_connections: int = 20_000
     max_streams: int = 1024
     """Concurrent ones of one connection."""
-    max_header_bytes: int = 32 * 1024
+    max_header_bytes: int = 16 * 1024
     """Of one header block, both as it is sent and decoded (RFC 9113 §6.5.2: 32 bytes more for each field)."""
     max_continuations: int = 8
     stream_window_bytes: int = 1024 * 1024
@@ -33,6 +33,8 @@ class Http2Limits:
     calm_per_s: float = 5_000.0
     reset_cost: int = 10
     """A stream that its peer opens and resets counts as this many such frames."""
+    fields_per_cost: int = 16
+    """So many header fields count as one: an indexed field is one byte to send and some microseconds to read."""
 
 
 class Calm:

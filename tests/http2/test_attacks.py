@@ -253,6 +253,18 @@ async def test_hpack_bomb() -> None:
         assert not s.streams
 
 
+async def test_requests_of_a_thousand_indexed_fields() -> None:
+    """One byte to send, some microseconds to read: such requests draw on the bucket, too."""
+    limits = Http2Limits(calm_burst=200, calm_per_s=1.0, max_header_bytes=64 * 1024)
+    async with serving(limits) as s, client(s.port) as c:
+        block = c.encoder.encode([*REQUEST, (b"x", b"y")])
+        c.send(frame(frames.HEADERS, 5, 1, block))
+        for stream in range(3, 41, 2):
+            c.send(frame(frames.HEADERS, 5, stream, c.encoder.encode(REQUEST) + b"\xbe" * 1000))
+        assert await c.gone() == ErrorCode.ENHANCE_YOUR_CALM
+        assert len(s.streams) < 6
+
+
 async def test_slow_header_blocks_and_missing_prefaces() -> None:
     limits = Http2Limits(header_timeout_s=0.1, preface_timeout_s=0.1)
     async with serving(limits) as s:
