@@ -40,7 +40,7 @@ class RouterConfig:
     controlplane: str = setting("127.0.0.1:7400", doc="control plane's gRPC address", env="SPRINGTIDE_ADDRESS")
     listen: str = setting("127.0.0.1:7500", doc="gRPC address; port 0 takes a free one")
     generate_front: str = setting(
-        "grpcio", doc="what serves Generate on the gRPC address: h2 (our own HTTP/2, cheap per token) or grpcio"
+        "h2", doc="what serves Generate on the gRPC address: h2 (our own HTTP/2, cheap per token) or grpcio"
     )
     http_listen: str = setting("127.0.0.1:8780", doc="OpenAI HTTP address; port 0 takes a free one")
     data_dir: str = setting("springtide-data", doc="folder for router.json and the router's id")
