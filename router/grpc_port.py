@@ -21,6 +21,8 @@ from springtide.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_s
 
 SERVICE = "springtide.v1.GenerationService"
 FRONTS = ("h2", "grpcio")
+_LONGEST_FOLDER = 64
+"""A unix socket's path has 107 bytes at most."""
 
 
 class GrpcPort:
@@ -51,7 +53,10 @@ class GrpcPort:
         self._socket: socket.socket | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if generate_front == "h2":
-            self._folder = tempfile.TemporaryDirectory(prefix="springtide-router-", ignore_cleanup_errors=True)
+            where = tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_FOLDER else "/tmp"
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="springtide-router-", dir=where, ignore_cleanup_errors=True
+            )
             self.front = GenerateFront(dispatcher, str(Path(self._folder.name) / "grpc"), limits, authorizer(security))
 
     def listen(self, address: str, setting: str = "listen") -> str:
