@@ -6,11 +6,10 @@ With `h2`, our own HTTP/2 server has the port and passes on what is not `Generat
 import asyncio
 import contextlib
 import socket
-import tempfile
-from pathlib import Path
 
 from router.grpc_front import GenerationService
 from router.h2.front import GenerateFront
+from router.private_folder import PrivateFolder
 from router.upstream import Dispatcher
 from springtide.dataplane import Limits
 from springtide.errors import InvalidArgument
@@ -21,8 +20,6 @@ from springtide.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_s
 
 SERVICE = "springtide.v1.GenerationService"
 FRONTS = ("h2", "grpcio")
-_LONGEST_FOLDER = 64
-"""A unix socket's path has 107 bytes at most."""
 
 
 class GrpcPort:
@@ -51,13 +48,10 @@ class GrpcPort:
         self._security = security
         self._tls = tls_context(security) if generate_front == "h2" else None
         self._socket: socket.socket | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: PrivateFolder | None = None
         if generate_front == "h2":
-            where = tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_FOLDER else "/tmp"
-            self._folder = tempfile.TemporaryDirectory(
-                prefix="springtide-router-", dir=where, ignore_cleanup_errors=True
-            )
-            self.front = GenerateFront(dispatcher, str(Path(self._folder.name) / "grpc"), limits, authorizer(security))
+            self._folder = PrivateFolder()
+            self.front = GenerateFront(dispatcher, str(self._folder.path / "grpc"), limits, authorizer(security))
 
     def listen(self, address: str, setting: str = "listen") -> str:
         """Takes the port; gives the bound host:port. Raises InvalidArgument or FailedPrecondition with a remedy."""
@@ -81,7 +75,7 @@ class GrpcPort:
         """Serves. Health says NOT_SERVING until it is told otherwise."""
         if self.front is not None:
             assert self._folder is not None
-            self.server.listen_privately(str(Path(self._folder.name) / "grpc"))
+            self.server.listen_privately(str(self._folder.path / "grpc"))
         await self.server.start()
         if self.front is not None:
             assert self._socket is not None
@@ -101,4 +95,4 @@ class GrpcPort:
             with contextlib.suppress(OSError):
                 self._socket.close()
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.close()
