@@ -15,9 +15,12 @@ from typing import ClassVar
 from controlplane.core.capacity import Curve, Targets, Window, expected, learn, recent_load, recent_rate, windows
 from controlplane.core.forecast import Need, start_up_s
 from controlplane.core.policies.basis import Basis, known_load, setting
+from controlplane.core.policies.settings import Reader
 from controlplane.core.policy import PolicyAnswer, PolicyInputs
 from controlplane.core.stages import Course, bounds, cooldown, last_in_use, pending, signal_age
 from controlplane.core.stages.weights import workers_for
+
+_LONGEST_MEMORY_S = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,14 @@ class Slo(Basis):
     learn_window_s: float = setting(10.0, above=0)
     scale_down_cooldown: float = setting(60.0, at_least=0)
     warm_s: float = setting(10.0, at_least=0)
+
+    def check(self, reader: Reader) -> None:
+        if self.memory_s > _LONGEST_MEMORY_S:
+            raise reader.bad(
+                "memory_s",
+                f"the control plane remembers loads for {_LONGEST_MEMORY_S:g} s only",
+                f"Give at most {_LONGEST_MEMORY_S:g}.",
+            )
 
     def decide(self, inputs: PolicyInputs) -> PolicyAnswer:
         if inputs.present == 0:
@@ -140,6 +151,11 @@ class Slo(Basis):
         """Not fewer than would have met the goal over the last `memory_s`, simulated on it."""
         inputs = course.inputs
         if self.memory_s <= 0:
+            return
+        began = inputs.samples[0].at if inputs.samples else inputs.now
+        if course.shrinks and began > inputs.now - self.memory_s:
+            seen = f"observed for {inputs.now - began:.0f} of {self.memory_s:g} s"
+            course.hold("memory", f"{seen}: nothing is given back before", "NOT_STABLE", began + self.memory_s)
             return
         inside = [w for w in past if w.at > inputs.now - self.memory_s]
         loads = [(load, load) for w in inside if (load := w.load(known.by_rate)) is not None and load > 0]

@@ -9,6 +9,7 @@ import pytest
 from controlplane.core.capacity import Curve, Targets, Window, expected, learn, met_itl, met_ttft, windows
 from controlplane.core.policy import PolicyInputs
 from controlplane.core.snapshot import LoadSample
+from springtide.errors import InvalidArgument
 from tests.controlplane.policies.given import NOW, inputs, policy
 
 TARGETS = Targets(1.0, 0.05)
@@ -188,3 +189,13 @@ def test_a_router_that_returns_is_no_burst() -> None:
     ]
     answer = policy("slo", 1, 40).decide(given(tuple(jumped)))
     assert (answer.wanted, answer.reason) == (3, "UNKNOWN_LOAD")
+
+
+def test_nothing_is_given_back_before_a_whole_memory_was_observed() -> None:
+    """DESIGN: a new leader's signals start unknown; it does not shrink on what little it has seen."""
+    short = history([(1.0, 6)] * 30)
+    answer = policy("slo", 1, 40).decide(given(short))
+    assert (answer.wanted, answer.reason) == (6, "NOT_STABLE")
+    assert answer.look_again_at == pytest.approx(NOW + 301.0, abs=2.0)
+    with pytest.raises(InvalidArgument, match="memory_s"):
+        policy("slo", memory_s=1300)
