@@ -59,6 +59,7 @@ class Kept:
         "text_bytes",
         "texts",
         "usage_sent",
+        "withheld",
     )
 
     def __init__(self, terms: Terms, budget: Budget) -> None:
@@ -75,6 +76,8 @@ class Kept:
         self.usage_sent = False
         self.owed: list[int] = []
         """Ids that the client has seen and that the next part must give again."""
+        self.withheld: str | None = None
+        """Text of the ids that was held back here, of a resumed part; None: it is the engine that holds back."""
         self.spoiled = ""
         self.texts: list[bytes | str] | None = [] if terms.stops else None
         self.text_bytes = 0

@@ -41,6 +41,8 @@ def resumed_body(terms: Terms, kept: Kept, room: int | None) -> bytes:
     fields: dict[str, Any] = {**terms.sampling, "stream": True, "return_token_ids": True}
     if bound is not None:
         fields["max_tokens"] = bound - count
+    if terms.stops:
+        fields |= {"stop": list(terms.stops), "include_stop_str_in_output": True}
     if terms.min_tokens > count:
         fields["min_tokens"] = terms.min_tokens - count
     ids = kept.answer_json()
@@ -65,12 +67,17 @@ async def align(kept: Kept, terms: Terms, text_of: Callable[[list[int]], Awaitab
         while drop < last and (await text_of(ids[: len(ids) - drop])).endswith(_HALF):
             drop += 1
     kept.cut(drop)
-    if not terms.lags or not kept.clean:
-        return ""
+    if kept.withheld is not None or not terms.lag:
+        return kept.withheld or ""
     shown = kept.text()
+    if not shown:
+        kept.clean = 0
+        kept.cut()  # none of its tokens has shown
+        return ""
     whole = await text_of(kept.answer_ids())
     for text in (whole, " " + whole):  # tokenizers of one family drop a leading space
-        if text.startswith(shown):
+        # The length tells whether the text is what the engine held back: it has no special tokens in it, for example.
+        if text.startswith(shown) and (terms.foresees or len(text) == len(shown) + terms.lag):
             return text[len(shown) :]
     raise Unfit("its text and its token ids do not fit together")
 
@@ -91,10 +98,11 @@ def find_stop(window: str, new_from: int, stops: Sequence[str]) -> tuple[int, in
 class Sequel:
     """Reads the events of one resumed part. `withheld`: text of the kept ids that the client has not been given.
 
-    Stop strings are looked for here and not by the engine, which does not know the text before the cut.
+    The engine finds stop strings that are whole in its part, and shows them; those that begin before the cut are looked
+    for here. Text is held back here, as engines do, so that a stop string is never shown in part.
     """
 
-    __slots__ = ("_hold", "_kept", "_sent", "_stops", "_terms", "_total", "_window", "stopped")
+    __slots__ = ("_border", "_hold", "_kept", "_sent", "_stops", "_terms", "_total", "_window", "stopped")
 
     def __init__(self, terms: Terms, kept: Kept, withheld: str = "") -> None:
         self._terms = terms
@@ -105,7 +113,9 @@ class Sequel:
         self._hold = longest - 1
         delivered = kept.text()[-self._hold :] if self._hold and terms.stops else ""
         self._window = delivered + withheld
+        self._border = len(self._window)  # what is behind it is this part's
         self._sent = len(delivered)
+        kept.withheld = withheld
         self.stopped = False
         """A stop string has ended the answer here: the engine's rest is not wanted."""
 
@@ -136,12 +146,19 @@ class Sequel:
     ) -> tuple[str, str | None, str | int | None]:
         new_from = len(self._window)
         window = self._window + text
-        hit = find_stop(window, new_from, self._stops) if text and self._total > self._terms.min_tokens else None
+        hit = None
+        if text and self._border > 0 and self._total > self._terms.min_tokens:
+            hit = find_stop(window, new_from, self._stops)
+            if hit is not None and hit[1] >= self._border:
+                hit = None  # whole in this part: the engine finds it itself
         if hit is not None:
             if self._total - count < self._terms.min_tokens:
                 raise Diverged("a stop string and min_tokens meet in one event: which came first is not known")
-            end, begin, stop = hit
             self.stopped = True
+        elif finish == "stop" and isinstance(stop_reason, str):
+            hit = len(window), len(window) - len(stop_reason), stop_reason
+        if hit is not None:
+            end, begin, stop = hit
             shown = window[self._sent : max(self._sent, end if self._terms.include_stop else begin)]
             return shown, "stop", stop
         to = len(window) if finish is not None or self._terms.include_stop else len(window) - self._hold
@@ -150,6 +167,8 @@ class Sequel:
         start = max(0, min(to, len(window) - self._hold))
         self._window = window[start:]
         self._sent = to - start
+        self._kept.withheld = window[to:]
+        self._border -= start
         return shown, finish, stop_reason
 
     def _pay(self, ids: list[int]) -> list[int]:

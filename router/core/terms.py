@@ -100,10 +100,10 @@ class Terms:
     """The client asked for token ids itself."""
     exact: bool
 
-    @property
-    def lags(self) -> bool:
-        """True where the engine's text stays behind its tokens, so that a stop string is never shown in part."""
-        return any(len(stop) > 1 for stop in self.stops) and not self.include_stop
+    lag: int = 0
+    """Characters by which the engine's text stays behind its tokens, so that a stop string is never shown in part."""
+    foresees: bool = False
+    """The simulated engine knows its answer beforehand: it holds back only what a stop string will take."""
 
 
 def terms(chat: bool, body: Mapping[str, Any], engine: str) -> Terms | str:
@@ -124,6 +124,7 @@ def terms(chat: bool, body: Mapping[str, Any], engine: str) -> Terms | str:
     minimum = body.get("min_tokens") or 0
     stops = body.get("stop") or ()
     stops = (stops,) if isinstance(stops, str) else stops
+    include_stop = bool(body.get("include_stop_str_in_output"))
     options = body.get("stream_options") or {}
     if (
         not (asked is None or type(asked) is int)
@@ -139,11 +140,13 @@ def terms(chat: bool, body: Mapping[str, Any], engine: str) -> Terms | str:
         max_tokens=asked,
         min_tokens=minimum,
         stops=tuple(stops),
-        include_stop=bool(body.get("include_stop_str_in_output")),
+        include_stop=include_stop,
         usage=bool(options.get("include_usage")),
         usage_each=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         ids_visible=bool(body.get("return_token_ids")),
         exact=body.get("temperature") == 0,
+        lag=0 if include_stop else max((len(stop) for stop in stops), default=1) - 1,
+        foresees=engine == "sim",
     )
 
 

@@ -37,7 +37,7 @@ async def test_a_client_leaves_while_no_worker_is_there() -> None:
 
 async def test_a_client_leaves_while_a_worker_is_asked_for_text() -> None:
     script = Script()
-    async with world(script, workers=3) as w:
+    async with world(script, workers=3, engine_name="vllm") as w:
         for blade in w.blades:
             blade.hold = asyncio.Event()
         script.cuts = [Cut(4)]
