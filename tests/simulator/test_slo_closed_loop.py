@@ -26,8 +26,8 @@ def test_a_steady_load_is_met_without_flapping() -> None:
 
 
 def test_a_step_is_answered_and_given_back() -> None:
-    """PL3, PL4: four times the load for five minutes; up with it, down some time after it."""
-    calm, busy = loads.poisson(2.0, 300.0, 1024.0, 64.0, 1), loads.poisson(10.0, 300.0, 1024.0, 64.0, 2)
+    """PL3, PL4: ten times the load for five minutes; up with it, down some time after it."""
+    calm, busy = loads.poisson(2.0, 300.0, 1024.0, 64.0, 1), loads.poisson(20.0, 300.0, 1024.0, 64.0, 2)
     after = loads.poisson(2.0, 1200.0, 1024.0, 64.0, 3)
     load = [
         *calm,
