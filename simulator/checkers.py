@@ -1,8 +1,6 @@
 """What must hold in every world, checked from outside: nothing here asks the code under test what is right."""
 
 from collections import deque
-from collections.abc import Iterable
-from itertools import pairwise
 
 from controlplane.core.routing import routing_table
 from controlplane.core.snapshot import Plan
@@ -204,7 +202,7 @@ class Checkers:
                 return text
         if world.ended_total < len(world.requests):
             return f"{len(world.requests) - world.ended_total} requests have not ended"
-        return self._table_unrest()
+        return self._engine_unrest() or self._table_unrest()
 
     def _pool_unrest(self, records: Records, name: str) -> str:
         pool = records.pools[name]
@@ -224,17 +222,8 @@ class Checkers:
             return f"pool {name} has {active} ACTIVE workers and wants {wanted}"
         return ""
 
-    def _table_unrest(self) -> str:
-        world = self.world
-        table = routing_table(world.control.snapshot())
-        for router in world.routers:
-            held = router.admission.fleet.table
-            if (held.revision, held.workers, held.pools) != (table.revision, table.workers, table.pools):
-                return f"{router.router_id} holds the table of revision {held.revision}, it is {table.revision}"
-        return ""
-
-    def check_rest(self) -> None:
-        """Nothing is left over: engines run exactly where ACTIVE workers are recorded, and nobody holds a count."""
+    def _engine_unrest(self) -> str:
+        """Engines run exactly where ACTIVE workers are recorded; until a node has told of a death they may not."""
         world = self.world
         running = {
             (node_id, worker.worker_id, worker.incarnation)
@@ -247,7 +236,22 @@ class Checkers:
             for worker in world.store.records.workers.values()
             if worker.state is State.ACTIVE
         }
-        self._must(running == recorded, f"engines {sorted(running)}, ACTIVE records {sorted(recorded)}")
+        return "" if running == recorded else f"engines {sorted(running)}, ACTIVE records {sorted(recorded)}"
+
+    def _table_unrest(self) -> str:
+        world = self.world
+        table = routing_table(world.control.snapshot())
+        for router in world.routers:
+            held = router.admission.fleet.table
+            if (held.revision, held.workers, held.pools) != (table.revision, table.workers, table.pools):
+                return f"{router.router_id} holds the table of revision {held.revision}, it is {table.revision}"
+        return ""
+
+    def check_rest(self) -> None:
+        """Nothing is left over: engines run exactly where ACTIVE workers are recorded, and nobody holds a count."""
+        world = self.world
+        differ = self._engine_unrest()
+        self._must(not differ, differ)
         self._must(
             all(shim.in_flight == 0 and shim.admission != DRAINING for shim in world.endpoints.values()),
             "an engine at rest is in use or refuses",
@@ -259,7 +263,3 @@ class Checkers:
 def _is_exhausted(worker: Worker, attempts: int) -> bool:
     intent = worker.intent
     return intent.phase is Phase.FAILED and not intent.held and intent.attempts >= attempts
-
-
-def ascending(values: Iterable[float]) -> bool:
-    return all(earlier <= later for earlier, later in pairwise(values))

@@ -11,7 +11,7 @@ from controlplane.store.store import Records
 from simulator.meter import Look
 from simulator.requests import Request
 from simulator.world import World
-from springtide.model.enums import DecisionResult, State
+from springtide.model.enums import DecisionResult
 from springtide.model.record import Decision, Event
 
 FLAP_S = 120.0  # a scale-down that is followed by a scale-up of the same pool within this time
@@ -192,7 +192,3 @@ def write_looks(path: Path, looks: Sequence[Look]) -> None:
 
 def _s(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.6f}".rstrip("0").rstrip(".")
-
-
-def active_at_end(world: World) -> int:
-    return sum(1 for worker in world.store.records.workers.values() if worker.state is State.ACTIVE)

@@ -9,8 +9,6 @@ from controlplane.store.store import Change, Compare, Records, Write
 from springtide.errors import Unavailable
 from springtide.model.record import Decision, Event
 
-DECISIONS_KEPT = 1_000_000
-
 
 class ModelStore:
     """One store. `slow_s` is the longest time that a commit takes; `fail` and `unseen` are probabilities."""

@@ -1,10 +1,12 @@
 """The whole simulated system: start, scale, drain, lose nothing, repeat exactly."""
 
+from controlplane.core import orders
 from simulator.load import Arrival, bursty
 from simulator.node import NodeModel
 from simulator.world import Route, World, WorldModel
 from springtide.model.enums import DrainAction, Role, State
 from springtide.model.pool import PolicySpec, PoolSpec
+from springtide.model.worker import ExitInfo
 
 QUICK = {"min_stable_period": 3, "monitoring_interval": 1, "scale_up_cooldown": 5, "scale_down_cooldown": 10}
 
@@ -65,8 +67,6 @@ def test_an_engine_crash_before_and_after_the_first_token() -> None:
     node = world.nodes[world.store.records.workers[begun[0].worker].intent.node_id]
     worker = node.workers[begun[0].worker]
     assert worker.shim is not None
-    from springtide.model.worker import ExitInfo
-
     node.engine_ends(worker, worker.shim, ExitInfo(signal=9, reason="ENGINE_KILLED"))
     world.run(200.0)
     assert [request.error for request in begun] == ["STREAM_CUT", ""]
@@ -78,7 +78,6 @@ def test_an_engine_crash_before_and_after_the_first_token() -> None:
 def test_prefill_and_decode_pools() -> None:
     """SM3: a request is prefilled in one pool and decoded in the other; a drain of either waits for the transfer."""
     world = World(WorldModel())
-    world.model.transfer.seconds  # noqa: B018
     for number in range(2):
         world.add_node(f"node-{number + 1}", NodeModel(start_s=5.0))
     slow = 30.0
@@ -93,8 +92,6 @@ def test_prefill_and_decode_pools() -> None:
     world.run(2.0)
     assert request.first_at is not None
     assert not request.ended
-    from controlplane.core import orders
-
     loaded = [shim.worker_id for shim in world.endpoints.values() if shim.in_flight]
     assert sorted(name.split("-")[0] for name in loaded) == ["prompt", "token"]
     for name in loaded:
