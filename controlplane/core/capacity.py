@@ -189,6 +189,9 @@ def learn(past: Sequence[Window], *, by_rate: bool) -> Curve:
     loads: list[float] = []
     shares: list[float] = []
     for block in _falling(sorted(points)):
+        if loads and block.low > PROBE * loads[-1]:  # nothing was seen in between: not taken for good
+            loads.append(PROBE * loads[-1])
+            shares.append(block.share)
         for load in dict.fromkeys((block.low, block.high)):
             loads.append(load)
             shares.append(block.share)

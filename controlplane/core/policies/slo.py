@@ -17,7 +17,7 @@ from controlplane.core.forecast import Need, start_up_s
 from controlplane.core.policies.basis import Basis, known_load, setting
 from controlplane.core.policies.settings import Reader
 from controlplane.core.policy import PolicyAnswer, PolicyInputs
-from controlplane.core.stages import Course, bounds, cooldown, last_in_use, pending, signal_age
+from controlplane.core.stages import Course, bounds, cooldown, last_in_use, pending, rate_limit, signal_age
 from controlplane.core.stages.weights import workers_for
 
 _LONGEST_MEMORY_S = 1200.0
@@ -43,7 +43,7 @@ class Known:
 class Slo(Basis):
     """Targets and times in seconds. `attainment`: share of requests that shall meet both targets, of those that an idle
     worker would meet; `dead_band`: how far the past may be off it before the count follows. `warm_s`: how long a new
-    engine's samples teach nothing."""
+    engine's samples teach nothing; `shrink_factor`: what at least stays of the present count in one decision."""
 
     title: ClassVar[str] = "slo"
 
@@ -55,6 +55,7 @@ class Slo(Basis):
     react_s: float = setting(10.0, above=0)
     learn_window_s: float = setting(10.0, above=0)
     scale_down_cooldown: float = setting(60.0, at_least=0)
+    shrink_factor: float = setting(0.8, above=0)
     warm_s: float = setting(10.0, at_least=0)
 
     def check(self, reader: Reader) -> None:
@@ -82,6 +83,7 @@ class Slo(Basis):
         self._bear(course, load, known)
         self._remember(course, past, known)
         pending(course)
+        rate_limit(course, down_factor=self.shrink_factor)
         cooldown(course, up_s=0.0, down_s=self.scale_down_cooldown, down_after_up=True)
         last_in_use(course)
         bounds(course)

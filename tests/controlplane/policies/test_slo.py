@@ -129,7 +129,8 @@ def test_simulates_fewer_workers_on_its_memory_before_it_shrinks() -> None:
     assert held.wanted >= 5, held
     assert any(step.stage == "memory" and "would have met" in step.note for step in held.trail)
     quiet_since = history([*before, *[(10.0, 6)] * 20, *[(2.0, 6)] * 65])
-    freed = policy("slo", 1, 40).decide(given(quiet_since))
+    assert policy("slo", 1, 40).decide(given(quiet_since)).wanted == 4, "0.8 of six, at least"
+    freed = policy("slo", 1, 40, shrink_factor=0.1).decide(given(quiet_since))
     assert freed.wanted <= 2, freed
 
 
@@ -199,3 +200,10 @@ def test_nothing_is_given_back_before_a_whole_memory_was_observed() -> None:
     assert answer.look_again_at == pytest.approx(NOW + 301.0, abs=2.0)
     with pytest.raises(InvalidArgument, match="memory_s"):
         policy("slo", memory_s=1300)
+
+
+def test_a_gap_in_what_was_seen_is_not_taken_for_good() -> None:
+    """Good at 1, bad at 6, nothing in between: hardly more than 1 is held."""
+    curve = learn([*[Window(NOW, 1.0, 1.0, 1.0, 1.0)] * 4, *[Window(NOW, 1.0, 6.0, 6.0, 0.0)] * 2], by_rate=True)
+    assert 1.0 <= curve.holds(0.9) <= 1.25
+    assert curve.met(3.0) == 0.0
