@@ -250,6 +250,7 @@ class ModelNode:
         worker.gpu_ids = worker.launch.gpu_ids
         worker.stopped = worker.stopping = worker.warm = worker.adopting = False
         worker.start_phase = ReportedPhase.BOOTING
+        worker.probe_failures = 0
         endpoint = f"{self.node_id}:{self._ports}"
         shim = Shim(
             self.agenda,

@@ -23,6 +23,7 @@ FOUND = {
     102: "a stop that could not end held its slice for ever",
     13: "requests of a router that is down",
     159: "a world is not at rest while a node has yet to tell of its dead",
+    280: "a new engine had its predecessor's failed probes",
     46: "a prefilled request that its decode pool refused at once",
 }
 
