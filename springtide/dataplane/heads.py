@@ -172,9 +172,7 @@ def parse_response_head(head: bytes, method: str = "POST") -> ResponseHead:
         body = LengthBody(0)
     else:
         body = _response_body(sink.headers)
-    return ResponseHead(
-        status, sink.reason, sink.headers, _keeps_alive(parser.get_http_version(), sink.headers), body
-    )
+    return ResponseHead(status, sink.reason, sink.headers, _keeps_alive(parser.get_http_version(), sink.headers), body)
 
 
 def _keeps_alive(version: str, headers: Headers) -> bool:
