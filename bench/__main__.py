@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,18 @@ def main() -> int:
     out = arguments.out or (ROOT / "build" / "bench" / "quick" if arguments.quick else ROOT / "docs" / "benchmarks")
     run = Run(figures, _targets(arguments), rounds, seconds, arguments.realtime, arguments.quick)
     began = time.monotonic()
-    rows = run.measure()
-    about = run.about | {
+    about = {
         "command": " ".join(["make bench", *([f'ARGS="{" ".join(sys.argv[1:])}"'] if sys.argv[1:] else [])]),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "revision": _revision(),
         "rounds": rounds,
         "seconds": seconds,
-        "took_s": round(time.monotonic() - began),
-        "others": _others(rows, arguments.note),
     }
-    for path in write(out, about, figures, rows):
+    paths: list[Path] = []
+    for rows in run.measure():  # written after each figure: an interrupted run is not lost
+        more = {"took_s": round(time.monotonic() - began), "others": _others(rows, arguments.note)}
+        paths = write(out, run.about | about | more, [f for f in figures if f.key in rows], rows)
+    for path in paths:
         print(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
     return 0
 
@@ -107,8 +109,8 @@ class Run:
             "missing": self._missing,
         }
 
-    def measure(self) -> dict[str, list[Row]]:
-        """Rows by figure."""
+    def measure(self) -> Iterator[dict[str, list[Row]]]:
+        """Rows by figure, as far as they are there."""
         rows: dict[str, list[Row]] = {}
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="springtide-bench-")))
@@ -120,10 +122,11 @@ class Run:
             for figure in self._figures:
                 if not figure.fresh:
                     rows[figure.key] = self._figure(figure, bench)
+                    yield rows
         for figure in self._figures:
             if figure.fresh:
                 rows[figure.key] = self._fresh(figure)
-        return {f.key: rows[f.key] for f in self._figures}
+                yield rows
 
     def _open(self, name: str, bench: Bench, stack: contextlib.ExitStack) -> None:
         try:
@@ -174,8 +177,9 @@ class Run:
         ours = [pid for t in {*self._running.values(), target} for pids in t.parts().values() for pid in pids]
         result = run_load(shape, port, parts, seconds, bench.folder, self._cores, sorted(set(ours)))
         found = row(figure, target.name, number, result)
-        with contextlib.suppress(SystemExit):
-            target.engine.quiet()
+        if not figure.fresh:
+            with contextlib.suppress(SystemExit):
+                target.engine.quiet()
         if "problem" in found:
             print(f"  {target.name}, round {number}: {found['problem']}", flush=True)
         return found
