@@ -32,9 +32,9 @@ test: ## everything: checks, tests, the real vLLM and a systemd container
 	@$(MAKE) check
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-fast: ## all tests but those marked heavy
+test-fast: ## all tests but those marked heavy or slow: under five minutes
 	@scripts/setup.sh dev
-	@$(BIN)/python -m pytest -m "not heavy" $(ARGS)
+	@$(BIN)/python -m pytest -m "not heavy and not slow" $(ARGS)
 
 swarm: ## random worlds until one fails: ARGS="--minutes 10", ARGS="--first 1000 --seeds 5000", ARGS="--seed 7"
 	@scripts/setup.sh dev

@@ -124,6 +124,7 @@ def test_up_serves_and_ctrl_c_leaves_nothing(up):
     assert again.ours() == set()
 
 
+@pytest.mark.slow
 def test_two_stacks_side_by_side_and_a_shared_folder(up):
     """Another folder is another stack; the same folder is refused with the process that holds it."""
     one = up(name="one").wait_for(SERVES)
@@ -152,6 +153,7 @@ def test_a_port_in_use_starts_nothing(up, tmp_path):
     assert stack.ours() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["controlplane", "router", "nodeagent"])
 def test_a_killed_process_comes_back_on_its_ports(up, process):
     """Each process is started again when it dies, where the others find it; engines are not."""
@@ -172,6 +174,7 @@ def test_a_killed_process_comes_back_on_its_ports(up, process):
     assert stack.ours() == set()
 
 
+@pytest.mark.slow
 def test_a_session_of_an_operator(up):
     """CM4: the commands of the tour against real processes, with their exit codes and what they leave behind."""
     stack = up("--policy", "static").wait_for(SERVES)
@@ -226,6 +229,7 @@ def test_a_session_of_an_operator(up):
     assert stack.ours() == set()
 
 
+@pytest.mark.slow
 def test_on_a_terminal(tmp_path):
     """A live line that stays one line, and the terminal's own Ctrl-C, which must not reach the processes directly."""
     data = tmp_path / "data"
@@ -262,6 +266,7 @@ def test_on_a_terminal(tmp_path):
             os.kill(left, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_takes_everything_with_it(up):
     stack = up().wait_for(SERVES)
     assert stack.ours()
@@ -273,6 +278,7 @@ def test_a_killed_supervisor_takes_everything_with_it(up):
     assert again.end() == 0
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_kills(up):
     """A long answer keeps the drain going; the second Ctrl-C does not wait for it."""
     stack = up("--engine-arg=--decode-base-ms=200").wait_for(SERVES)
@@ -304,6 +310,7 @@ def test_ctrl_c_while_it_starts(up):
     assert stack.ours() == set()
 
 
+@pytest.mark.slow
 def test_a_failing_engine_is_told_with_its_log(up):
     stack = up("--engine-arg=--no-such-flag").wait_for("FAILED")
     stack.wait_for("its log: ")

@@ -71,6 +71,7 @@ async def test_cut_again_and_again(path: str) -> None:
         assert sum(blade.cuts for blade in w.blades) >= 6
 
 
+@pytest.mark.slow
 async def test_hundreds_of_streams_lost_at_random() -> None:
     """Eight hundred streams, each lost at random tokens and in random ways, a seventh of them again and again."""
     rng = random.Random(20)
@@ -178,6 +179,7 @@ async def test_a_natural_end_and_a_chat_without_a_bound() -> None:
                 same(await ask(w.http_port, CHAT, body), undisturbed)
 
 
+@pytest.mark.slow
 async def test_the_next_part_is_of_the_same_weights() -> None:
     """A worker of the same weight version takes it, or nobody: tokens of two models never make one answer."""
     script = Script()

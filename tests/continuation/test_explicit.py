@@ -139,6 +139,7 @@ async def test_the_clients_own_fault_is_no_reason_to_go_on() -> None:
         assert sum(len(blade.asked) for blade in w.blades) == 1
 
 
+@pytest.mark.slow
 async def test_a_pool_without_another_worker_gives_up_in_time() -> None:
     """An engine's own error with nobody else to ask: the client is told, after the pause in which others may come."""
     script = Script()

@@ -155,6 +155,7 @@ def test_llamacpp_with_a_broken_model_ends_with_1(folder: Path) -> None:
     assert "cannot serve" in done.stderr.decode()
 
 
+@pytest.mark.slow
 async def test_llamacpp_leaves_at_once_with_streams_running(folder: Path) -> None:
     """Its server does not drain: that is the shim's work. The socket file goes too."""
     engine = start(engine_adapter("llamacpp"), launch_of("llamacpp", folder, None), folder)
