@@ -1,7 +1,6 @@
 """The control plane's process: `python -m controlplane --config FILE.toml`."""
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from controlplane.store.store import Store
 from controlplane.traces import Traces
 from springtide import notify, telemetry
 from springtide.clock import SystemClock
+from springtide.discovery import write_discovery
 from springtide.errors import SpringtideError
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,7 @@ async def run(settings: ControlPlaneConfig) -> int:
     address = start.result()
     discovery = Path(settings.data_dir) / "controlplane.json"
     found = {"pid": os.getpid(), "grpc": address}
-    try:
-        write_discovery(discovery, found if endpoint is None else {**found, "metrics": endpoint.address})
-    except OSError as error:  # e.g. a full disk: those who know the address are served all the same
-        log.error("%s cannot be written: %s", discovery, error)
+    write_discovery(discovery, found if endpoint is None else {**found, "metrics": endpoint.address})
     notify.ready(f"serving on {address}")
     watchdog = asyncio.create_task(notify.feed_watchdog(control.leader.makes_progress))
     leading = asyncio.create_task(control.leading())
@@ -112,14 +109,6 @@ def make_store(settings: ControlPlaneConfig) -> Store:
     if settings.store == "memory":
         return MemoryStore()
     return SqliteStore(Path(settings.data_dir))
-
-
-def write_discovery(path: Path, content: dict[str, object]) -> None:
-    """Whole or not at all: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(json.dumps(content) + "\n")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from nodeagent.engines.rules import LaunchRules
 from nodeagent.ledger import Ledger
 from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
-from nodeagent.runtime import lock_data_dir, marker_of, remove_discovery, runtime_dir, write_discovery
+from nodeagent.runtime import DISCOVERY_FILE, lock_data_dir, marker_of, remove_discovery, runtime_dir
 from nodeagent.session import Session
 from nodeagent.setup import NodeSetup
 from nodeagent.start_slots import StartSlots
 from springtide import notify
 from springtide.clock import SystemClock
+from springtide.discovery import write_discovery
 from springtide.model.node import NodeObserved
 from springtide.telemetry import prometheus_server
 from springtide.wire.agent import Hello
@@ -214,7 +215,4 @@ class Agent:
         }
         if metrics:
             fields["metrics"] = metrics
-        try:
-            write_discovery(self._data_dir, fields)
-        except OSError as error:  # e.g. a full disk: what was adopted must be looked after all the same
-            log.error("what is bound cannot be written to data_dir = %r: %s; make room", str(self._data_dir), error)
+        write_discovery(self._data_dir / DISCOVERY_FILE, fields)

@@ -3,12 +3,10 @@
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import stat
 from pathlib import Path
 
-from nodeagent.ledger import write_atomically
 from springtide.errors import AlreadyExists, FailedPrecondition
 
 DISCOVERY_FILE = "nodeagent.json"
@@ -71,8 +69,3 @@ def _make_private(folder: Path) -> None:
 def remove_discovery(data_dir: Path) -> None:
     """At an orderly end: what it names is gone."""
     (data_dir / DISCOVERY_FILE).unlink(missing_ok=True)
-
-
-def write_discovery(data_dir: Path, fields: dict[str, object]) -> None:
-    """Tells other processes on this host what was really bound. Raises OSError."""
-    write_atomically(data_dir / DISCOVERY_FILE, json.dumps(fields).encode(), 0o644)

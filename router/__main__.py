@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -27,6 +26,7 @@ from router.watch import Watch
 from springtide import __version__, notify, telemetry
 from springtide.config import load
 from springtide.dataplane import Limits, RelayServer
+from springtide.discovery import write_discovery
 from springtide.errors import FailedPrecondition, InvalidArgument, SpringtideError
 from springtide.rpc import Security, parse_address
 from springtide.rpc.fronted import authorizer, tls_context
@@ -140,7 +140,7 @@ async def _serve(
         stack.callback(metrics.close)
     await port.start()
     addresses = {"grpc": grpc_at, "http": http_at, **({"metrics": metrics.address} if metrics else {})}
-    _write_discovery(discovery, {"pid": os.getpid(), "router_id": router_id, **addresses})
+    write_discovery(discovery, {"pid": os.getpid(), "router_id": router_id, **addresses})
     log.info("router serves", extra={"router_id": router_id, **addresses})
     async with _background(watch.run()), _background(notify.feed_watchdog()):
         notify.ready("waiting for the routing table")
@@ -205,16 +205,6 @@ def _new_id(path: Path) -> str:
     except OSError as error:  # e.g. a full disk: a name for this life only
         log.error("%s cannot be written, so this router has another name next time: %s", path, error)
     return router_id
-
-
-def _write_discovery(path: Path, content: dict[str, object]) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(content) + "\n")
-        temporary.replace(path)
-    except OSError as error:  # e.g. a full disk: those who know the address are served all the same
-        log.error("%s cannot be written: %s", path, error)
-        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

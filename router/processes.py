@@ -24,6 +24,7 @@ from router.config import RouterConfig
 from router.merged import Merged
 from router.shared import SharedBoard, make_board
 from springtide import notify, telemetry
+from springtide.discovery import write_discovery
 from springtide.errors import FailedPrecondition, Unavailable
 from springtide.rpc import parse_address
 
@@ -249,9 +250,7 @@ class Processes:
     def _write_discovery(self, addresses: dict[str, str]) -> None:
         pids = [child.process.pid for child in self._children if child.process is not None]
         content = {"pid": os.getpid(), "router_id": self._router_id, **addresses, "processes": pids}
-        temporary = self._data_dir / f"router.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(content) + "\n")
-        temporary.replace(self._data_dir / "router.json")
+        write_discovery(self._data_dir / "router.json", content)
 
 
 _OF_THE_PARENT = frozenset(("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
