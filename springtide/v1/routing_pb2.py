@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from springtide.v1 import types_pb2 as springtide_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspringtide/v1/routing.proto\x12\rspringtide.v1\x1a\x19springtide/v1/types.proto\"\x9e\x01\n\x0cWatchRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.RouterHelloH\x00\x12\'\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x18.springtide.v1.RouterAckH\x00\x12-\n\x06report\x18\x03 \x01(\x0b\x32\x1b.springtide.v1.RouterReportH\x00\x42\t\n\x07message\"i\n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\t\"/\n\tRouterAck\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"c\n\x0cRouterReport\x12(\n\x05pools\x18\x01 \x03(\x0b\x32\x19.springtide.v1.PoolDemand\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.springtide.v1.WorkerUse\"\xd2\x01\n\nPoolDemand\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\x03\x12\x10\n\x08rejected\x18\x03 \x01(\x03\x12\x15\n\roldest_wait_s\x18\x04 \x01(\x01\x12\x16\n\x0erequests_total\x18\x05 \x01(\x03\x12\x14\n\x0c\x66\x61iled_total\x18\x06 \x01(\x03\x12\x17\n\nttft_p50_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nttft_p99_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_ttft_p50_sB\r\n\x0b_ttft_p99_s\"v\n\tWorkerUse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x03\x12\x16\n\x0e\x66\x61ilures_total\x18\x04 \x01(\x03\x12\x16\n\x0erequests_total\x18\x05 \x01(\x03\"\xaa\x01\n\rWatchResponse\x12\x32\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1e.springtide.v1.RoutingSnapshotH\x00\x12,\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1b.springtide.v1.RoutingDeltaH\x00\x12,\n\x05loads\x18\x03 \x01(\x0b\x32\x1b.springtide.v1.RoutingLoadsH\x00\x42\t\n\x07message\"\x8d\x01\n\x0fRoutingSnapshot\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12(\n\x05pools\x18\x03 \x03(\x0b\x32\x19.springtide.v1.RoutedPool\x12,\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.springtide.v1.RoutedWorker\"\xba\x01\n\x0cRoutingDelta\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12(\n\x05pools\x18\x03 \x03(\x0b\x32\x19.springtide.v1.RoutedPool\x12\x15\n\rremoved_pools\x18\x04 \x03(\t\x12,\n\x07workers\x18\x05 \x03(\x0b\x32\x1b.springtide.v1.RoutedWorker\x12\x17\n\x0fremoved_workers\x18\x06 \x03(\t\":\n\x0cRoutingLoads\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.springtide.v1.WorkerLoad\"z\n\nWorkerLoad\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x16\n\tin_flight\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x06kv_use\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_in_flightB\t\n\x07_kv_use\"\x94\x02\n\nRoutedPool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x11served_model_name\x18\x02 \x01(\t\x12\x13\n\x0bmax_waiting\x18\x03 \x01(\x05\x12\x19\n\x11waiting_timeout_s\x18\x04 \x01(\x01\x12\x10\n\x08starting\x18\x05 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x06 \x01(\x05\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12+\n\x07routing\x18\x08 \x01(\x0b\x32\x1a.springtide.v1.RoutingSpec\x12!\n\x04role\x18\t \x01(\x0e\x32\x13.springtide.v1.Role\x12\x17\n\nstart_up_s\x18\n \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_start_up_s\"\xa3\x02\n\x0cRoutedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x15\n\rmax_in_flight\x18\x05 \x01(\x05\x12\x0e\n\x06ramp_s\x18\x06 \x01(\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x16\n\x0eweight_version\x18\x08 \x01(\t\x12\x0f\n\x07node_id\x18\t \x01(\t\x12\x37\n\x06labels\x18\n \x03(\x0b\x32\'.springtide.v1.RoutedWorker.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32X\n\x0eRoutingService\x12\x46\n\x05Watch\x12\x1b.springtide.v1.WatchRequest\x1a\x1c.springtide.v1.WatchResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bspringtide/v1/routing.proto\x12\rspringtide.v1\x1a\x19springtide/v1/types.proto\"\x9e\x01\n\x0cWatchRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.RouterHelloH\x00\x12\'\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x18.springtide.v1.RouterAckH\x00\x12-\n\x06report\x18\x03 \x01(\x0b\x32\x1b.springtide.v1.RouterReportH\x00\x42\t\n\x07message\"i\n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\t\"/\n\tRouterAck\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\"c\n\x0cRouterReport\x12(\n\x05pools\x18\x01 \x03(\x0b\x32\x19.springtide.v1.PoolDemand\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.springtide.v1.WorkerUse\"\xff\x01\n\nPoolDemand\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07waiting\x18\x02 \x01(\x03\x12\x10\n\x08rejected\x18\x03 \x01(\x03\x12\x15\n\roldest_wait_s\x18\x04 \x01(\x01\x12\x16\n\x0erequests_total\x18\x05 \x01(\x03\x12\x14\n\x0c\x66\x61iled_total\x18\x06 \x01(\x03\x12\x17\n\nttft_p50_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nttft_p99_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12+\n\x08\x62y_needs\x18\t \x03(\x0b\x32\x19.springtide.v1.NeedDemandB\r\n\x0b_ttft_p50_sB\r\n\x0b_ttft_p99_s\"\x94\x01\n\nNeedDemand\x12\x35\n\x06labels\x18\x01 \x03(\x0b\x32%.springtide.v1.NeedDemand.LabelsEntry\x12\x0f\n\x07waiting\x18\x02 \x01(\x03\x12\x0f\n\x07running\x18\x03 \x01(\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"v\n\tWorkerUse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x11\n\tin_flight\x18\x03 \x01(\x03\x12\x16\n\x0e\x66\x61ilures_total\x18\x04 \x01(\x03\x12\x16\n\x0erequests_total\x18\x05 \x01(\x03\"\xaa\x01\n\rWatchResponse\x12\x32\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1e.springtide.v1.RoutingSnapshotH\x00\x12,\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1b.springtide.v1.RoutingDeltaH\x00\x12,\n\x05loads\x18\x03 \x01(\x0b\x32\x1b.springtide.v1.RoutingLoadsH\x00\x42\t\n\x07message\"\x8d\x01\n\x0fRoutingSnapshot\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12(\n\x05pools\x18\x03 \x03(\x0b\x32\x19.springtide.v1.RoutedPool\x12,\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.springtide.v1.RoutedWorker\"\xba\x01\n\x0cRoutingDelta\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12(\n\x05pools\x18\x03 \x03(\x0b\x32\x19.springtide.v1.RoutedPool\x12\x15\n\rremoved_pools\x18\x04 \x03(\t\x12,\n\x07workers\x18\x05 \x03(\x0b\x32\x1b.springtide.v1.RoutedWorker\x12\x17\n\x0fremoved_workers\x18\x06 \x03(\t\":\n\x0cRoutingLoads\x12*\n\x07workers\x18\x01 \x03(\x0b\x32\x19.springtide.v1.WorkerLoad\"z\n\nWorkerLoad\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x16\n\tin_flight\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x06kv_use\x18\x04 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_in_flightB\t\n\x07_kv_use\"\x94\x02\n\nRoutedPool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x11served_model_name\x18\x02 \x01(\t\x12\x13\n\x0bmax_waiting\x18\x03 \x01(\x05\x12\x19\n\x11waiting_timeout_s\x18\x04 \x01(\x01\x12\x10\n\x08starting\x18\x05 \x01(\x05\x12\x13\n\x0bmax_workers\x18\x06 \x01(\x05\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12+\n\x07routing\x18\x08 \x01(\x0b\x32\x1a.springtide.v1.RoutingSpec\x12!\n\x04role\x18\t \x01(\x0e\x32\x13.springtide.v1.Role\x12\x17\n\nstart_up_s\x18\n \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_start_up_s\"\xa3\x02\n\x0cRoutedWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x15\n\rmax_in_flight\x18\x05 \x01(\x05\x12\x0e\n\x06ramp_s\x18\x06 \x01(\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x16\n\x0eweight_version\x18\x08 \x01(\t\x12\x0f\n\x07node_id\x18\t \x01(\t\x12\x37\n\x06labels\x18\n \x03(\x0b\x32\'.springtide.v1.RoutedWorker.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32X\n\x0eRoutingService\x12\x46\n\x05Watch\x12\x1b.springtide.v1.WatchRequest\x1a\x1c.springtide.v1.WatchResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'springtide.v1.routing_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_NEEDDEMAND_LABELSENTRY']._loaded_options = None
+  _globals['_NEEDDEMAND_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_ROUTEDWORKER_LABELSENTRY']._loaded_options = None
   _globals['_ROUTEDWORKER_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_WATCHREQUEST']._serialized_start=74
@@ -43,25 +45,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERREPORT']._serialized_start=390
   _globals['_ROUTERREPORT']._serialized_end=489
   _globals['_POOLDEMAND']._serialized_start=492
-  _globals['_POOLDEMAND']._serialized_end=702
-  _globals['_WORKERUSE']._serialized_start=704
-  _globals['_WORKERUSE']._serialized_end=822
-  _globals['_WATCHRESPONSE']._serialized_start=825
-  _globals['_WATCHRESPONSE']._serialized_end=995
-  _globals['_ROUTINGSNAPSHOT']._serialized_start=998
-  _globals['_ROUTINGSNAPSHOT']._serialized_end=1139
-  _globals['_ROUTINGDELTA']._serialized_start=1142
-  _globals['_ROUTINGDELTA']._serialized_end=1328
-  _globals['_ROUTINGLOADS']._serialized_start=1330
-  _globals['_ROUTINGLOADS']._serialized_end=1388
-  _globals['_WORKERLOAD']._serialized_start=1390
-  _globals['_WORKERLOAD']._serialized_end=1512
-  _globals['_ROUTEDPOOL']._serialized_start=1515
-  _globals['_ROUTEDPOOL']._serialized_end=1791
-  _globals['_ROUTEDWORKER']._serialized_start=1794
-  _globals['_ROUTEDWORKER']._serialized_end=2085
-  _globals['_ROUTEDWORKER_LABELSENTRY']._serialized_start=2040
-  _globals['_ROUTEDWORKER_LABELSENTRY']._serialized_end=2085
-  _globals['_ROUTINGSERVICE']._serialized_start=2087
-  _globals['_ROUTINGSERVICE']._serialized_end=2175
+  _globals['_POOLDEMAND']._serialized_end=747
+  _globals['_NEEDDEMAND']._serialized_start=750
+  _globals['_NEEDDEMAND']._serialized_end=898
+  _globals['_NEEDDEMAND_LABELSENTRY']._serialized_start=853
+  _globals['_NEEDDEMAND_LABELSENTRY']._serialized_end=898
+  _globals['_WORKERUSE']._serialized_start=900
+  _globals['_WORKERUSE']._serialized_end=1018
+  _globals['_WATCHRESPONSE']._serialized_start=1021
+  _globals['_WATCHRESPONSE']._serialized_end=1191
+  _globals['_ROUTINGSNAPSHOT']._serialized_start=1194
+  _globals['_ROUTINGSNAPSHOT']._serialized_end=1335
+  _globals['_ROUTINGDELTA']._serialized_start=1338
+  _globals['_ROUTINGDELTA']._serialized_end=1524
+  _globals['_ROUTINGLOADS']._serialized_start=1526
+  _globals['_ROUTINGLOADS']._serialized_end=1584
+  _globals['_WORKERLOAD']._serialized_start=1586
+  _globals['_WORKERLOAD']._serialized_end=1708
+  _globals['_ROUTEDPOOL']._serialized_start=1711
+  _globals['_ROUTEDPOOL']._serialized_end=1987
+  _globals['_ROUTEDWORKER']._serialized_start=1990
+  _globals['_ROUTEDWORKER']._serialized_end=2281
+  _globals['_ROUTEDWORKER_LABELSENTRY']._serialized_start=853
+  _globals['_ROUTEDWORKER_LABELSENTRY']._serialized_end=898
+  _globals['_ROUTINGSERVICE']._serialized_start=2283
+  _globals['_ROUTINGSERVICE']._serialized_end=2371
 # @@protoc_insertion_point(module_scope)

@@ -151,6 +151,7 @@ class PoolDemand(_message.Message):
     FAILED_TOTAL_FIELD_NUMBER: _builtins.int
     TTFT_P50_S_FIELD_NUMBER: _builtins.int
     TTFT_P99_S_FIELD_NUMBER: _builtins.int
+    BY_NEEDS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     waiting: _builtins.int
     """Requests held now."""
@@ -166,6 +167,12 @@ class PoolDemand(_message.Message):
     """Time to first token over the last report interval. Absent: there was none."""
     ttft_p99_s: _builtins.float
     """The same."""
+    @_builtins.property
+    def by_needs(self) -> _containers.RepeatedCompositeFieldContainer[Global___NeedDemand]:
+        """Waiting and running requests by what they ask of a worker, at most 64 entries; they add up to this router's demand.
+        Empty: nothing is asked for, or the router does not tell them apart.
+        """
+
     def __init__(
         self,
         *,
@@ -177,10 +184,11 @@ class PoolDemand(_message.Message):
         failed_total: _builtins.int = ...,
         ttft_p50_s: _builtins.float | None = ...,
         ttft_p99_s: _builtins.float | None = ...,
+        by_needs: _abc.Iterable[Global___NeedDemand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ttft_p50_s", b"_ttft_p50_s", "_ttft_p99_s", b"_ttft_p99_s", "ttft_p50_s", b"ttft_p50_s", "ttft_p99_s", b"ttft_p99_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttft_p50_s", b"_ttft_p50_s", "_ttft_p99_s", b"_ttft_p99_s", "failed_total", b"failed_total", "oldest_wait_s", b"oldest_wait_s", "pool", b"pool", "rejected", b"rejected", "requests_total", b"requests_total", "ttft_p50_s", b"ttft_p50_s", "ttft_p99_s", b"ttft_p99_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttft_p50_s", b"_ttft_p50_s", "_ttft_p99_s", b"_ttft_p99_s", "by_needs", b"by_needs", "failed_total", b"failed_total", "oldest_wait_s", b"oldest_wait_s", "pool", b"pool", "rejected", b"rejected", "requests_total", b"requests_total", "ttft_p50_s", b"ttft_p50_s", "ttft_p99_s", b"ttft_p99_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ttft_p50_s: _TypeAlias = _typing.Literal["ttft_p50_s"]  # noqa: Y015
     _WhichOneofArgType__ttft_p50_s: _TypeAlias = _typing.Literal["_ttft_p50_s", b"_ttft_p50_s"]  # noqa: Y015
@@ -192,6 +200,58 @@ class PoolDemand(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p99_s) -> _WhichOneofReturnType__ttft_p99_s | None: ...
 
 Global___PoolDemand: _TypeAlias = PoolDemand  # noqa: Y015
+
+@_typing.final
+class NeedDemand(_message.Message):
+    """Demand of requests that ask for the same labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    waiting: _builtins.int
+    """Held now."""
+    running: _builtins.int
+    """At workers now."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """That a worker must have, all of them."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        waiting: _builtins.int = ...,
+        running: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NeedDemand: _TypeAlias = NeedDemand  # noqa: Y015
 
 @_typing.final
 class WorkerUse(_message.Message):

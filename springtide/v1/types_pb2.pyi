@@ -771,6 +771,13 @@ class Node(_message.Message):
     BOOT_ID_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     FOREIGN_WORKERS_FIELD_NUMBER: _builtins.int
+    PROVISIONER_ID_FIELD_NUMBER: _builtins.int
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    CAPABILITY_SET_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    REGISTER_DEADLINE_FIELD_NUMBER: _builtins.int
+    ENDS_AT_FIELD_NUMBER: _builtins.int
+    SPOT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: Global___NodeState.ValueType
     reason: _builtins.str
@@ -787,6 +794,16 @@ class Node(_message.Message):
     revision: _builtins.int
     foreign_workers: _builtins.int
     """Live engines that this store has no record of; their GPUs count as taken."""
+    provisioner_id: _builtins.str
+    """That gave it and takes it back. Empty: a node that came by itself."""
+    group_id: _builtins.str
+    """Unit of nodes that come and go together."""
+    capability_set: _builtins.str
+    """Of its provisioner."""
+    reference: _builtins.str
+    """The provider's own name for it, e.g. a job id."""
+    spot: _builtins.bool
+    """May be taken away at any time."""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]: ...
     @_builtins.property
@@ -799,6 +816,14 @@ class Node(_message.Message):
 
     @_builtins.property
     def state_since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def register_deadline(self) -> _timestamp_pb2.Timestamp:
+        """Of REQUESTED: given back if its agent has not registered by then."""
+
+    @_builtins.property
+    def ends_at(self) -> _timestamp_pb2.Timestamp:
+        """It is taken away then (time limit, preemption). Absent: no end is known."""
+
     def __init__(
         self,
         *,
@@ -818,10 +843,17 @@ class Node(_message.Message):
         boot_id: _builtins.str = ...,
         revision: _builtins.int = ...,
         foreign_workers: _builtins.int = ...,
+        provisioner_id: _builtins.str = ...,
+        group_id: _builtins.str = ...,
+        capability_set: _builtins.str = ...,
+        reference: _builtins.str = ...,
+        register_deadline: _timestamp_pb2.Timestamp | None = ...,
+        ends_at: _timestamp_pb2.Timestamp | None = ...,
+        spot: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_age_s", b"_heartbeat_age_s", "heartbeat_age_s", b"heartbeat_age_s", "state_since", b"state_since"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_age_s", b"_heartbeat_age_s", "ends_at", b"ends_at", "heartbeat_age_s", b"heartbeat_age_s", "register_deadline", b"register_deadline", "state_since", b"state_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_age_s", b"_heartbeat_age_s", "address", b"address", "agent_version", b"agent_version", "boot_id", b"boot_id", "cordon_reason", b"cordon_reason", "cordoned", b"cordoned", "foreign_workers", b"foreign_workers", "free_gpus", b"free_gpus", "gpus", b"gpus", "heartbeat_age_s", b"heartbeat_age_s", "labels", b"labels", "node_id", b"node_id", "reason", b"reason", "resources", b"resources", "revision", b"revision", "state", b"state", "state_since", b"state_since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_heartbeat_age_s", b"_heartbeat_age_s", "address", b"address", "agent_version", b"agent_version", "boot_id", b"boot_id", "capability_set", b"capability_set", "cordon_reason", b"cordon_reason", "cordoned", b"cordoned", "ends_at", b"ends_at", "foreign_workers", b"foreign_workers", "free_gpus", b"free_gpus", "gpus", b"gpus", "group_id", b"group_id", "heartbeat_age_s", b"heartbeat_age_s", "labels", b"labels", "node_id", b"node_id", "provisioner_id", b"provisioner_id", "reason", b"reason", "reference", b"reference", "register_deadline", b"register_deadline", "resources", b"resources", "revision", b"revision", "spot", b"spot", "state", b"state", "state_since", b"state_since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__heartbeat_age_s: _TypeAlias = _typing.Literal["heartbeat_age_s"]  # noqa: Y015
     _WhichOneofArgType__heartbeat_age_s: _TypeAlias = _typing.Literal["_heartbeat_age_s", b"_heartbeat_age_s"]  # noqa: Y015

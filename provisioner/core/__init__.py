@@ -1,0 +1,1 @@
+"""What a provisioner decides, without I/O."""
