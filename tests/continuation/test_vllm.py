@@ -13,7 +13,8 @@ import pytest
 
 from tests.continuation.test_exact import CHAT, TEXT, Script
 from tests.continuation.world import Cut, ask, same, world
-from tests.system.stack import ROOT, free_port, wait_for
+from tests.ports import free_port
+from tests.system.stack import ROOT, wait_for
 
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 ARGS = ("--enforce-eager", "--max-model-len", "512", "--dtype", "float32", "--kv-cache-memory-bytes", "64M")

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 from springtide.cli.up import leftovers
 from springtide.client import Finished, Springtide, Tokens
 from springtide.errors import SpringtideError
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
@@ -128,11 +128,6 @@ max_workers = 2
 policy = "static"
 engine_args = ["--decode-base-ms=40"]
 """
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def poll(condition, timeout_s, told=lambda: ""):

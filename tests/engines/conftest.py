@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from nodeagent.engines.adapter import EngineLaunch
 from nodeagent.engines.registry import engine_adapter
+from tests import ports
 from tests.engines.running import Engine, short_folder, start
 
 StartSim = Callable[..., Coroutine[Any, Any, Engine]]
@@ -27,10 +27,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def free_port() -> int:
     """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return ports.free_port()
 
 
 @pytest.fixture

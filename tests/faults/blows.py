@@ -17,9 +17,10 @@ import psutil
 import uvloop
 
 from springtide.v1 import types_pb2 as t
+from tests.ports import free_port
 from tests.system import load
 from tests.system.load import Result
-from tests.system.stack import Stack, free_port, wait_for
+from tests.system.stack import Stack, wait_for
 from tests.system.trace import Arrival
 
 ENGINE = ("--startup-s", "0.1", "--decode-base-ms", "10", "--max-num-seqs", "64", "--prefill-tokens-per-s", "50000")

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,16 +16,10 @@ import grpc
 from springtide.v1 import controlplane_pb2 as cp
 from springtide.v1 import types_pb2 as t
 from springtide.v1.controlplane_pb2_grpc import ControlPlaneServiceStub
+from tests.ports import free_port
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float = 30.0, every_s: float = 0.05) -> T:
@@ -108,8 +101,22 @@ class Stack:
             )
             log.close()
         if "controlplane" in (names or self.commands):
-            wait_for("the control plane's answer", self.status)
+            self._wait_answer()
         return self
+
+    def _wait_answer(self) -> None:
+        """Until the control plane answers; one that has ended, or never answers, is shown with what it said."""
+
+        def probe() -> bool:
+            status = self.processes["controlplane"].poll()
+            assert status is None, f"the control plane ended with {status}:\n{self.log('controlplane')[-4000:]}"
+            return bool(self.status().store_id)
+
+        try:
+            wait_for("the control plane's answer", probe)
+        except AssertionError as failed:
+            ends = {name: process.poll() for name, process in self.processes.items()}
+            raise AssertionError(f"{failed}\n{ends}\n{self.log('controlplane')[-4000:]}") from failed
 
     def kill(self, name: str) -> None:
         """SIGKILL, and gone."""
