@@ -13,7 +13,7 @@ from controlplane.core.snapshot import LiveView, LoadSample, NodeLive, PoolDeman
 from springtide.errors import AlreadyExists, Exhausted
 from springtide.model.node import NodeObserved
 from springtide.model.record import Decision
-from springtide.model.routing import RouterReport
+from springtide.model.routing import NeedReport, RouterReport
 from springtide.model.worker import WorkerReport
 from springtide.wire.agent import Heartbeat, Hello
 
@@ -177,12 +177,11 @@ class Live:
                 requests_total=pool.requests_total,
                 ttft_p50_s=pool.ttft_p50_s,
                 ttft_p99_s=pool.ttft_p99_s,
+                by_needs={_keys(need): need.tasks for need in pool.by_needs},
             )
             for pool in report.pools
         }
-        return {
-            f"pool/{name}" for name, demand in session.demand.items() if _wants(demand) > 0 >= _wants(before.get(name))
-        }
+        return {f"pool/{name}" for name, demand in session.demand.items() if _is_news(demand, before.get(name))}
 
     def router_gone(self, router_id: str, connection: int) -> None:
         session = self.routers.get(router_id)
@@ -243,6 +242,19 @@ def _node_live(session: NodeSession) -> NodeLive:
 
 def _router_live(session: RouterSession) -> RouterLive:
     return RouterLive(session.connected, session.last_heard_at, session.acked_revision, session.demand)
+
+
+def _keys(need: NeedReport) -> str:
+    """What a request asks for as capability keys: labels with their values."""
+    return ",".join(f"{name}={value}" for name, value in need.labels)
+
+
+def _is_news(demand: PoolDemand, before: PoolDemand | None) -> bool:
+    """The first that is wanted of the pool, or the first for labels that nobody asked for before."""
+    if _wants(demand) > 0 >= _wants(before):
+        return True
+    known = before.by_needs if before is not None else {}
+    return any(needs and needs not in known for needs in demand.by_needs)
 
 
 def _wants(demand: PoolDemand | None) -> int:

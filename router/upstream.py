@@ -273,7 +273,7 @@ class Dispatcher:
     def report(self) -> RouterReport:
         """For the control plane. From here on a pool without demand is cold: its next request is told at once."""
         report = self.admission.report(self._loop.time())
-        self._hot = {pool.pool for pool in report.pools if pool.waiting or pool.rejected}
+        self._hot = {pool.pool for pool in report.pools if pool.waiting or pool.rejected or pool.by_needs_waiting}
         return report
 
     def _demanded(self, pool: str) -> None:

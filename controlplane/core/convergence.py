@@ -33,7 +33,7 @@ def _converge(draft: Draft, name: str) -> None:
         pool = draft.pool_intent(pool, desired_workers=aim.target)
     moves = Moves(departed=departed(draft, pool))
     if aim.asked is not None and aim.asked.answer.shares:
-        draft.preferences[name] = preference(draft, aim.asked.answer.shares, lambda: staying(draft, pool))
+        draft.preferences[name] = preference(draft, pool, aim.asked.answer.shares, lambda: staying(draft, pool))
     settle_lost(draft, pool, aim, moves)
     grow(draft, pool, aim, moves, policy_grows=aim.asked is not None and aim.asked.answer.wanted > before)
     shrink(draft, pool, aim, moves)

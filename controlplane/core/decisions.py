@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from controlplane.core.draft import Draft
-from controlplane.core.policies import make_policy
+from controlplane.core.policies import make_policy, tells_needs_apart
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
 from controlplane.core.signals import sample
 from controlplane.core.snapshot import LoadSample
@@ -54,6 +54,8 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
     last = draft.snapshot.live.evaluated_at.get(pool.name)
     due = draft.now if last is None else last + policy.monitoring_interval_s
     from_zero = seen.active + seen.starting == 0 and seen.at_least > 0 and pool.intent.desired_workers == 0
+    if last is not None and not from_zero and tells_needs_apart(pool.spec.policy) and _a_set_is_at_zero(draft, pool):
+        due = min(due, last + draft.timing.sample_interval_s)
     if draft.now + _EPSILON_S < due and not from_zero:
         draft.wake(due)
         return None
@@ -73,6 +75,16 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
     return Asked(policy.name, dataclasses.replace(answer, wanted=wanted), described)
 
 
+def _a_set_is_at_zero(draft: Draft, pool: Pool) -> bool:
+    """Requests ask for labels that no worker of the pool has: for them it is at zero, and they do not wait for long."""
+    demands = demands_of(draft.snapshot, pool.name, draft.now)
+    asked = [demand.needs for demand in demands if demand.needs and demand.tasks]
+    if not asked:
+        return False
+    present = [supply.offers for supply in supplies_of(draft, pool, frozenset().union(*asked)) if supply.present]
+    return any(not any(needs <= offers for offers in present) for needs in asked)
+
+
 def _broken(draft: Draft, pool: Pool, reason: str, message: str) -> Asked:
     present = draft.count(pool.name, State.STARTING, State.ACTIVE)
     return Asked(pool.spec.policy.name, PolicyAnswer(present, reason, f"the policy holds: {message}"), {})
@@ -82,6 +94,7 @@ def _inputs(draft: Draft, pool: Pool, seen: LoadSample) -> PolicyInputs:
     history = draft.snapshot.live.samples.get(pool.name, ())
     if not history or history[-1].at < draft.now:
         history = (*history, seen)
+    demands = demands_of(draft.snapshot, pool.name, draft.now)
     return PolicyInputs(
         now=draft.now,
         min_workers=pool.spec.min_workers,
@@ -98,8 +111,8 @@ def _inputs(draft: Draft, pool: Pool, seen: LoadSample) -> PolicyInputs:
         sample_interval_s=draft.timing.sample_interval_s,
         at_least=seen.at_least,
         start_ups_s=draft.snapshot.live.start_ups_s.get(pool.name, ()),
-        supplies=supplies_of(draft, pool),
-        demands=demands_of(draft.snapshot, pool.name, draft.now),
+        supplies=supplies_of(draft, pool, frozenset().union(*(demand.needs for demand in demands))),
+        demands=demands,
         partner=partner_of(draft, pool),
         workers=active_workers_of(draft.snapshot, draft.workers_of(pool.name), draft.now),
         role=pool.spec.role,

@@ -8,7 +8,7 @@ from controlplane.core.aims import Aim, Moves, staying, why
 from controlplane.core.draft import Draft
 from controlplane.core.drains import drain, undrain
 from controlplane.core.placement import CannotPlace
-from controlplane.core.shares import missing
+from controlplane.core.shares import fits, missing
 from controlplane.core.signals import in_flight_of
 from controlplane.core.starts import cancel, is_due, is_exhausted, is_failing, start
 from controlplane.core.victims import choose_victim
@@ -25,7 +25,7 @@ def grow(draft: Draft, pool: Pool, aim: Aim, moves: Moves, *, policy_grows: bool
     if missing <= 0:
         return
     reason, message = why(aim)
-    for worker in _drains_to_cancel(draft, pool)[:missing]:
+    for worker in _drains_to_cancel(draft, pool, aim)[:missing]:
         if draft.full:
             return
         moves.grown.append(undrain(draft, worker, reason, message).worker_id)
@@ -49,22 +49,22 @@ def _is_stuck(draft: Draft, pool: Pool, worker: Worker) -> bool:
     return draft.now >= at
 
 
-def _drains_to_cancel(draft: Draft, pool: Pool) -> list[Worker]:
-    """Drains of the loop's own making that can still be cancelled, those that have lost least first."""
+def _drains_to_cancel(draft: Draft, pool: Pool, aim: Aim) -> list[Worker]:
+    """Drains of the loop's own making that can still be cancelled, those that have lost least first; where the policy
+    shares out, of workers that are where it lacks some."""
+    shares = aim.asked.answer.shares if aim.asked is not None else ()
+    short = missing(draft, pool, shares, staying(draft, pool))[0]
     found = [
         worker
         for worker in draft.workers_of(pool.name)
         if can(worker, Cause.UNDRAIN)
         and not worker.intent.held
         and not worker.intent.abort_in_flight
-        and _node_is_up(draft, worker)
+        and (node := draft.nodes.get(worker.intent.node_id)) is not None
+        and node.state is NodeState.UP
+        and (not shares or any(n > 0 and fits(s, node, pool) for n, s in zip(short, shares, strict=True)))
     ]
     return sorted(found, key=lambda worker: worker.intent.phase is Phase.FINISHING)
-
-
-def _node_is_up(draft: Draft, worker: Worker) -> bool:
-    node = draft.nodes.get(worker.intent.node_id)
-    return node is not None and node.state is NodeState.UP
 
 
 def _start_candidates(draft: Draft, pool: Pool, missing: int, policy_grows: bool) -> list[Worker | None]:
@@ -97,7 +97,7 @@ def shrink(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
         reason = "SURPLUS"
     candidates = staying(draft, pool)
     while len(candidates) > aim.target and not draft.full:
-        spare = _surplus(draft, aim, candidates)
+        spare = _surplus(draft, pool, aim, candidates)
         victim = choose_victim(draft, pool, spare, spare_waiting=not pool.intent.deleting)
         if victim is None:
             return
@@ -109,8 +109,8 @@ def shrink(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
         moves.shrunk.append(victim.worker_id)
 
 
-def _surplus(draft: Draft, aim: Aim, candidates: list[Worker]) -> list[Worker]:
+def _surplus(draft: Draft, pool: Pool, aim: Aim, candidates: list[Worker]) -> list[Worker]:
     """Those that are where the policy wants fewer; all of them where it does not share out."""
     shares = aim.asked.answer.shares if aim.asked is not None else ()
     by_load = sorted(candidates, key=lambda worker: -(in_flight_of(draft.snapshot, worker, draft.now) or 0))
-    return (missing(draft, shares, by_load)[1] or candidates) if shares else candidates
+    return (missing(draft, pool, shares, by_load)[1] or candidates) if shares else candidates

@@ -21,10 +21,13 @@ def provisioner_of(node: Node) -> str:
     return node.observed.labels.get(PROVISIONER_LABEL, DEFAULT_PROVISIONER)
 
 
-def offers_of(node: Node) -> frozenset[str]:
-    """The capability keys of a node: its labels, its resources (whatever the amount), and gpu. Only names count."""
+def offers_of(node: Node, pool: Pool) -> frozenset[str]:
+    """The capability keys of a worker there: the names of the node's and the pool's labels and of the node's resources
+    (whatever the amount), and gpu; and each label with its value, as requests ask for it: `zone=a`."""
+    labels = {**node.observed.labels, **pool.spec.labels}
     gpu = {"gpu"} if node.observed.gpus else set()
-    return frozenset({*node.observed.labels, *node.observed.resources, *gpu} - {PROVISIONER_LABEL, WEIGHT_LABEL})
+    names = {*labels, *node.observed.resources, *gpu} - {PROVISIONER_LABEL, WEIGHT_LABEL}
+    return frozenset(names | {f"{name}={value}" for name, value in labels.items()})
 
 
 def weight_of(node: Node) -> float:
@@ -41,15 +44,16 @@ def keys(text: str) -> frozenset[str]:
     return frozenset(key.strip() for key in text.split(",") if key.strip())
 
 
-def supplies_of(draft: Draft, pool: Pool) -> tuple[Supply, ...]:
+def supplies_of(draft: Draft, pool: Pool, asked: frozenset[str] = frozenset()) -> tuple[Supply, ...]:
     """One per provisioner, set of offered keys and weight, in that order; nodes that the pool's placement rules out are
-    none of its supplies."""
+    none of its supplies. Nodes that differ only in values of labels that nobody asks for (`asked`) are one."""
     nodes: dict[tuple[str, frozenset[str], float], list[Node]] = {}
     for node_id in sorted(draft.nodes):
         node = draft.nodes[node_id]
         labels = node.observed.labels
         if all(labels.get(key) == value for key, value in pool.spec.placement.items()):
-            nodes.setdefault((provisioner_of(node), offers_of(node), weight_of(node)), []).append(node)
+            offers = frozenset(key for key in offers_of(node, pool) if "=" not in key or key in asked)
+            nodes.setdefault((provisioner_of(node), offers, weight_of(node)), []).append(node)
     if not nodes:
         return ()
     held: dict[str, list[Worker]] = {}

@@ -74,7 +74,7 @@ class Admission:
         if ticket.deadline is not None and ticket.deadline <= now:
             raise self._reject(ticket, now, "DEADLINE", _TOO_LATE)
         if ticket.want.needs.labels and pool.starting == 0:
-            check_labels(ticket, self.fleet.of(ticket.pool))
+            self._check_labels(ticket, now)
         cell = self.fleet.waiting_cell(pool.name)
         if not ticket.had_seat and len(queue) + cell.siblings() >= max(1, pool.max_waiting):
             message = f"{pool.max_waiting} requests wait for pool {pool.name} already, as many as are held."
@@ -98,6 +98,8 @@ class Admission:
         if seat is None:
             return
         ticket.seat = None
+        if ticket.want.needs is not NO_NEEDS:
+            self.demand(ticket.pool).asked.left(ticket.want.needs.labels)
         seat.leave(now)
         seat.own_tokens -= ticket.tokens
         seat.own_prefill -= ticket.prefill
@@ -177,8 +179,19 @@ class Admission:
         if ticket.waiting_since is not None:
             ticket.waited_s += now - ticket.waiting_since
             ticket.waiting_since = None
-        self.demand(ticket.pool).rate.dispatched(now)
+        demand = self.demand(ticket.pool)
+        demand.rate.dispatched(now)
+        if ticket.want.needs is not NO_NEEDS:
+            demand.asked.entered(ticket.want.needs.labels)
         return True
+
+    def _check_labels(self, ticket: Ticket, now: float) -> None:
+        """What no worker may take is refused, and wanted of the control plane until it may come back."""
+        try:
+            check_labels(ticket, self.fleet.of(ticket.pool))
+        except Unavailable as error:
+            self.demand(ticket.pool).asked.missed(ticket.want.needs.labels, now + (error.retry_after_s or 0.0))
+            raise
 
     # ------------------------------------------------------------ queues
 
@@ -268,7 +281,7 @@ class Admission:
 
     def _reject(self, ticket: Ticket, now: float, reason: str, message: str, full: bool = False) -> SpringtideError:
         after_s = self.retry_after_s(ticket.pool, now)
-        self.demand(ticket.pool).rejected(now, after_s)
+        self.demand(ticket.pool).rejected(now, after_s, ticket.want.needs.labels)
         kind = Exhausted if full else Unavailable
         return kind(message, reason=reason, remedy=f"Try again in {after_s:g} s.", retry_after_s=after_s)
 
@@ -303,6 +316,11 @@ class Admission:
         for name in [n for n in self._demand if n not in known and not self._queues.get(n)]:
             del self._demand[name]
         self._policies.keep(known)
-        pools = tuple(self.demand(name).report(name, self._queues.get(name, ()), now) for name in known)
+        running: dict[str, int] = {}
+        for seat in self.fleet.all():
+            running[seat.worker.pool] = running.get(seat.worker.pool, 0) + seat.own
+        pools = tuple(
+            self.demand(name).report(name, self._queues.get(name, ()), running.get(name, 0), now) for name in known
+        )
         uses = tuple(WorkerUse(*s.id, s.own, s.failures_total, s.requests_total) for s in self.fleet.all())
         return RouterReport(pools, uses)

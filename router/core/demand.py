@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from router.core.asked import Asked, Labels
 from router.core.ticket import Ticket
 from springtide.model.routing import PoolReport
 
@@ -61,7 +62,8 @@ class Demand:
     starved_since: float | None = None
     start_took_s: float | None = None
     """How long the pool was last without a routable worker while requests waited."""
-    _rejected_until: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_REJECTIONS))
+    asked: Asked = field(default_factory=Asked)
+    _rejected_until: deque[tuple[float, Labels]] = field(default_factory=lambda: deque(maxlen=_MAX_REJECTIONS))
     _ttft_s: list[float] = field(default_factory=list)
 
     def looked(self, active: int, held: bool, now: float) -> None:
@@ -81,13 +83,13 @@ class Demand:
         starved_s = 0.0 if self.starved_since is None else now - self.starved_since
         return retry_after_s(waiting, rate, measured, starved_s)
 
-    def rejected(self, now: float, counts_for_s: float) -> None:
+    def rejected(self, now: float, counts_for_s: float, labels: Labels = ()) -> None:
         """A request was refused for lack of a worker; it counts as demand until it may come back."""
-        self._rejected_until.append(now + counts_for_s)
+        self._rejected_until.append((now + counts_for_s, labels))
 
     def rejected_now(self, now: float) -> int:
         """Rejections that still count."""
-        while self._rejected_until and self._rejected_until[0] <= now:
+        while self._rejected_until and self._rejected_until[0][0] <= now:
             self._rejected_until.popleft()
         return len(self._rejected_until)
 
@@ -103,16 +105,18 @@ class Demand:
             return None, None
         return samples[(len(samples) - 1) // 2], samples[math.ceil(0.99 * len(samples)) - 1]
 
-    def report(self, pool: str, held: Collection[Ticket], now: float) -> PoolReport:
-        """For the control plane. Takes the samples of the interval."""
+    def report(self, pool: str, held: Collection[Ticket], running: int, now: float) -> PoolReport:
+        """For the control plane. Takes the samples of the interval. `running`: own requests at the pool's workers."""
         p50, p99 = self.take_ttft()
+        rejected = self.rejected_now(now)
         return PoolReport(
             pool,
             waiting=len(held),
-            rejected=self.rejected_now(now),
+            rejected=rejected,
             oldest_wait_s=max((now - t.waiting_since for t in held if t.waiting_since is not None), default=0.0),
             requests_total=self.requests_total,
             failed_total=self.failed_total,
             ttft_p50_s=p50,
             ttft_p99_s=p99,
+            by_needs=self.asked.report(held, [labels for _, labels in self._rejected_until], running, now),
         )

@@ -73,6 +73,22 @@ class WorkerLoad:
     kv_use: float | None = None
 
 
+MOST_NEEDS = 64  # entries of a pool's demand by labels; a report joins what is beyond
+
+
+@dataclass(frozen=True, slots=True)
+class NeedReport:
+    """Demand of requests that ask for the same labels, which a worker must have all; () asks for none."""
+
+    labels: tuple[tuple[str, str], ...]  # sorted
+    waiting: int = 0  # held, and refused within one Retry-After
+    running: int = 0
+
+    @property
+    def tasks(self) -> int:
+        return self.waiting + self.running
+
+
 @dataclass(frozen=True, slots=True)
 class PoolReport:
     """What one router holds back for one pool, and how its requests fared since the router started."""
@@ -85,6 +101,12 @@ class PoolReport:
     failed_total: int = 0
     ttft_p50_s: float | None = None
     ttft_p99_s: float | None = None
+    by_needs: tuple[NeedReport, ...] = ()  # everything by labels; empty: no demand, or a router that does not tell
+
+    @property
+    def by_needs_waiting(self) -> int:
+        """What waits by labels: beside `waiting` and `rejected` what was refused since no worker has its labels."""
+        return sum(need.waiting for need in self.by_needs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class NeedDemand(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     waiting: _builtins.int
-    """Held now."""
+    """Held now, or refused within one Retry-After, also for want of a worker that has the labels."""
     running: _builtins.int
     """At workers now."""
     @_builtins.property

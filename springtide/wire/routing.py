@@ -1,11 +1,13 @@
 """routing.proto: the table, its changes, loads, and what routers report, for both ends."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from springtide.errors import InvalidArgument
 from springtide.model.enums import Role
 from springtide.model.pool import RoutingSpec
 from springtide.model.routing import (
+    MOST_NEEDS,
+    NeedReport,
     PoolReport,
     RoutedPool,
     RoutedWorker,
@@ -166,6 +168,10 @@ def report_to_proto(report: RouterReport) -> pb.RouterReport:
                 failed_total=pool.failed_total,
                 ttft_p50_s=pool.ttft_p50_s,
                 ttft_p99_s=pool.ttft_p99_s,
+                by_needs=[
+                    pb.NeedDemand(labels=dict(need.labels), waiting=need.waiting, running=need.running)
+                    for need in pool.by_needs
+                ],
             )
             for pool in report.pools
         ],
@@ -183,7 +189,7 @@ def report_to_proto(report: RouterReport) -> pb.RouterReport:
 
 
 def report_from_proto(message: pb.RouterReport) -> RouterReport:
-    """Raises InvalidArgument for negative counts."""
+    """Raises InvalidArgument for negative counts and for more needs than a report may tell apart."""
     return RouterReport(
         pools=tuple(
             PoolReport(
@@ -195,6 +201,7 @@ def report_from_proto(message: pb.RouterReport) -> RouterReport:
                 failed_total=pool.failed_total,
                 ttft_p50_s=pool.ttft_p50_s if pool.HasField("ttft_p50_s") else None,
                 ttft_p99_s=pool.ttft_p99_s if pool.HasField("ttft_p99_s") else None,
+                by_needs=_needs_from_proto(pool.by_needs),
             )
             for pool in message.pools
         ),
@@ -202,4 +209,22 @@ def report_from_proto(message: pb.RouterReport) -> RouterReport:
             WorkerUse(use.worker_id, use.incarnation, use.in_flight, use.failures_total, use.requests_total)
             for use in message.workers
         ),
+    )
+
+
+def _needs_from_proto(messages: Sequence[pb.NeedDemand]) -> tuple[NeedReport, ...]:
+    if len(messages) > MOST_NEEDS:
+        raise InvalidArgument(
+            field="report.pools.by_needs",
+            value=len(messages),
+            problem=f"has more than {MOST_NEEDS} entries",
+            remedy="Join what is beyond.",
+        )
+    return tuple(
+        NeedReport(
+            tuple(sorted(need.labels.items())),
+            count(need.waiting, "report.pools.by_needs.waiting"),
+            count(need.running, "report.pools.by_needs.running"),
+        )
+        for need in messages
     )

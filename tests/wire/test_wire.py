@@ -9,6 +9,8 @@ from springtide.model.node import Gpu, NodeObserved
 from springtide.model.pool import PolicySpec, PoolSpec, RoutingSpec
 from springtide.model.record import Decision, Event
 from springtide.model.routing import (
+    MOST_NEEDS,
+    NeedReport,
     PoolReport,
     RoutedPool,
     RoutedWorker,
@@ -154,8 +156,15 @@ def test_routing_messages_survive_the_wire() -> None:
     assert routing.delta_from_proto(routing.delta_to_proto(delta)) == delta
     loads = (WorkerLoad("chat-1", 9, 0, None), WorkerLoad("chat-2", 9, None, 0.5))
     assert routing.loads_from_proto(routing.loads_to_proto(loads)) == loads
-    report = RouterReport((PoolReport("chat", 1, 2, 0.5, 9, 1, 0.1, None),), (WorkerUse("chat-1", 9, 1, 2, 3),))
+    needs = (NeedReport((), 1, 2), NeedReport((("gpu", "h100"), ("zone", "")), 3, 4))
+    report = RouterReport((PoolReport("chat", 1, 2, 0.5, 9, 1, 0.1, None, needs),), (WorkerUse("chat-1", 9, 1, 2, 3),))
     assert routing.report_from_proto(routing.report_to_proto(report)) == report
+    many = RouterReport((PoolReport("chat", 0, by_needs=(NeedReport((), 1),) * (MOST_NEEDS + 1)),))
+    with pytest.raises(InvalidArgument, match="by_needs"):
+        routing.report_from_proto(routing.report_to_proto(many))
+    negative = RouterReport((PoolReport("chat", 0, by_needs=(NeedReport((), -1),)),))
+    with pytest.raises(InvalidArgument, match=r"by_needs\.waiting"):
+        routing.report_from_proto(routing.report_to_proto(negative))
     with pytest.raises(InvalidArgument):
         routing.report_from_proto(routing.report_to_proto(RouterReport((PoolReport("chat", -1),))))
 

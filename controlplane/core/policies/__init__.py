@@ -26,7 +26,16 @@ from controlplane.core.policy import Policy
 from springtide.errors import InvalidArgument
 from springtide.model.pool import PolicySpec, Setting
 
-__all__ = ["MODIFIERS", "RECOMMENDED", "REGISTRY", "Factory", "known_policies", "make_policy", "register"]
+__all__ = [
+    "MODIFIERS",
+    "RECOMMENDED",
+    "REGISTRY",
+    "Factory",
+    "known_policies",
+    "make_policy",
+    "register",
+    "tells_needs_apart",
+]
 
 REGISTRY: Mapping[str, Factory] = {
     "load_ratio": LoadRatio.read,
@@ -86,6 +95,12 @@ def make_policy(spec: PolicySpec, min_workers: int, max_workers: int) -> Policy:
         composed = f"{policy.name}+{name}" if base or name != modifiers[0] else name
         policy = Wrapped(policy, modifier, composed)
     return policy
+
+
+def tells_needs_apart(spec: PolicySpec) -> bool:
+    """Whether the policy that is named scales requests of unlike needs by themselves. The spec is one that was made."""
+    base = normalised(spec)[0].name.split("+")[0].strip()
+    return _ALIASES.get(base, base) in ("capability", "waterfall")
 
 
 def _base(name: str, modifiers: list[str], raw: Mapping[str, Setting], least: int, most: int) -> Policy:

@@ -49,11 +49,11 @@ class Capability(Basis):
             parts: dict[str, int] = {}
             wanted = inputs.present + change
         else:
-            parts, unmet = self.desired(demands, supplies)
-            wanted = sum(parts.values())
+            parts, unmet, lacking = self.desired(demands, supplies)
+            wanted, note = _one_direction(sum(parts.values()), lacking, inputs)
             said = [f"{{{name}}} {count}" for name, count in parts.items()] or ["no request"]
             said += [f"{{{name}}} {count} that nobody offers" for name, count in unmet.items()]
-            message = ", ".join(said)
+            message = ", ".join(said) + note
         reason = "CAPABILITY_UNCHANGED"
         if wanted != inputs.present:
             reason = "LOAD_ABOVE_THRESHOLD" if wanted > inputs.present else "LOAD_BELOW_THRESHOLD"
@@ -65,10 +65,14 @@ class Capability(Basis):
         shares = [Share(count, None, keys_of(name)) for name, count in parts.items()]
         return course.answer(parts, sorted(shares, key=lambda share: -len(share.needs)))
 
-    def desired(self, demands: Sequence[Demand], supplies: Sequence[Supply]) -> tuple[dict[str, int], dict[str, int]]:
-        """(workers wanted per set that can be served, per set that nobody offers). Sets without requests are left
-        out."""
+    def desired(
+        self, demands: Sequence[Demand], supplies: Sequence[Supply]
+    ) -> tuple[dict[str, int], dict[str, int], int]:
+        """(workers wanted per set that can be served, per set that nobody offers, how many of the wanted are not there
+        and have room where they belong). Sets without requests are left out."""
         left = [supply.present for supply in supplies]
+        room = [math.inf if supply.most is None else supply.most - supply.present for supply in supplies]
+        lacking = 0
         wanted: dict[str, int] = {}
         unmet: dict[str, int] = {}
         served: list[tuple[Demand, list[int]]] = []
@@ -86,10 +90,15 @@ class Capability(Basis):
                 taken = min(left[index], need)
                 left[index] -= taken
                 need -= taken
+            for index in capable:
+                taken = int(min(room[index], need))
+                room[index] -= taken
+                need -= taken
+                lacking += taken
             served.append((demand, there))
         for demand, there in served:
             self._keep(demand, there, supplies, left, wanted)
-        return wanted, unmet
+        return wanted, unmet, lacking
 
     def _keep(
         self, demand: Demand, there: list[int], supplies: Sequence[Supply], left: list[int], wanted: dict[str, int]
@@ -131,6 +140,18 @@ class Capability(Basis):
             if rest == 0 or demand.tasks / rest > self.upper_task_ratio:
                 return False
         return True
+
+
+def _one_direction(wanted: int, lacking: int, inputs: PolicyInputs) -> tuple[int, str]:
+    """(workers, what to say). Where one set lacks workers and another has too many, the sum would hide both: what lacks
+    is started first, and what is too much stops in a later decision; or first, where the upper bound leaves no room."""
+    spare = inputs.present + lacking - wanted
+    if not lacking or spare <= 0:
+        return wanted, ""
+    room = inputs.max_workers - inputs.present
+    if room > 0:
+        return inputs.present + min(lacking, room), f"; {lacking} are not there, {spare} stop after that"
+    return inputs.present - min(lacking, spare), f"; {lacking} are not there, {spare} make room first"
 
 
 def demands_in(inputs: PolicyInputs) -> tuple[Demand, ...]:

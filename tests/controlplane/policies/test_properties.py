@@ -1,6 +1,6 @@
 """Properties for any input (PL2, PL4, CP4): curves, forecasts, waterfalls, and every policy within its bounds."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.capacity import PROBE, Window, expected, learn
@@ -39,6 +39,7 @@ windows = st.lists(
 
 
 @FEW
+@example([Window(NOW, 1.0, 0.0, held, 0.7506197645280297) for held in (1.0, 49.0, 49.0)], False, 1.0)
 @given(windows, st.booleans(), st.floats(0.05, 1))
 def test_a_curve_never_rises_and_holds_what_it_says(past: list[Window], by_rate: bool, goal: float) -> None:
     """More load per worker never meets more; what it is said to hold meets the goal; more workers never meet less."""
@@ -75,7 +76,7 @@ def test_capability_asks_for_what_can_be_served_and_counts_a_worker_once(
 ) -> None:
     """PL5, PL6: each set gets at least what its requests need; what is kept beyond it is not more than is there."""
     made = Capability()
-    wanted, unmet = made.desired(asked, there)
+    wanted, unmet, _ = made.desired(asked, there)
     busy = [demand for demand in asked if demand.tasks > 0]
     assert len(wanted) + len(unmet) == len(busy)
     need = {",".join(sorted(d.needs)): max(1, -(-d.tasks // 5)) for d in busy}
