@@ -250,13 +250,23 @@ class Told:
     raw: bytes = b""
 
 
-async def ask(port: int, path: str, body: dict[str, Any], headers: bytes = b"") -> Told:
-    """One streamed request over HTTP, read to its end."""
+async def ask(
+    port: int,
+    path: str,
+    body: dict[str, Any],
+    headers: bytes = b"",
+    progress: Callable[[int], None] = lambda events: None,
+) -> Told:
+    """One streamed request over HTTP, read to its end. `progress` hears how many blank lines there have been."""
     told = Told()
     async with client(port) as c:
         fields = b"content-type: application/json\r\nconnection: close\r\n"
         c.send(post(path, json.dumps({"stream": True, **body}).encode(), fields + headers))
-        raw = await asyncio.wait_for(c.reader.read(-1), 60)
+        raw = b""
+        async with asyncio.timeout(60):
+            while piece := await c.reader.read(65536):
+                raw += piece
+                progress(raw.count(b"\n\n"))
     head, _, rest = raw.partition(b"\r\n\r\n")
     lines = head.decode("latin-1").split("\r\n")
     told.status = int(lines[0].split()[1])
