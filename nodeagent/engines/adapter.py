@@ -5,7 +5,7 @@ and names the flag that is missing. Values that an engine does not give are None
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -95,8 +95,30 @@ class EngineLoad:
         return self.running == 0 and self.waiting == 0
 
 
+Tags = tuple[str, ...]
+"""Parts of an engine's memory: `weights`, `kv_cache`, and what else an engine names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What one running engine can do. `missing`: verb to the flag, variable or device that it lacks.
+
+    A verb that is not in `missing` can be tried; `asked` False: the engine did not answer, nothing is known.
+    """
+
+    missing: Mapping[str, str] = field(default_factory=dict)
+    asked: bool = True
+
+    def can(self, verb: str) -> bool:
+        """Nothing is known that forbids it."""
+        return verb not in self.missing
+
+
 class EngineAdapter(Protocol):
-    """One kind of engine. Probes raise `nodeagent.engines.http.NotListening` or `NoAnswer` where not said otherwise."""
+    """One kind of engine. Stopping it is its process's end (SIGTERM), which the shim does.
+
+    Probes raise `nodeagent.engines.http.NotListening` or `NoAnswer` where not said otherwise.
+    """
 
     name: str
 
@@ -121,8 +143,17 @@ class EngineAdapter(Protocol):
     async def idle(self, http: EngineHttp) -> bool | None:
         """The engine itself says that nothing runs or waits; None when it does not say."""
 
+    async def wait_idle(self, http: EngineHttp, timeout_s: float) -> None:
+        """Until the engine itself says that nothing runs or waits. FailedPrecondition (ENGINE_BUSY) after the time."""
+
+    async def capabilities(self, http: EngineHttp) -> Capabilities:
+        """Which verbs this engine can do, asked of the engine itself; never concluded from its version."""
+
     async def abort_all(self, http: EngineHttp) -> None:
         """End every request in the engine. Raises Unimplemented."""
+
+    async def abort(self, http: EngineHttp, request_id: str) -> None:
+        """End one request by the client's id; one that is not there is no error. Raises Unimplemented."""
 
     async def pause(self, http: EngineHttp, mode: str) -> None:
         """Stop computing: `abort` what runs, `wait` for it, or `keep` it. Raises Unimplemented."""
@@ -133,8 +164,27 @@ class EngineAdapter(Protocol):
     async def flush_cache(self, http: EngineHttp) -> None:
         """Forget cached prefixes. Raises Unimplemented; FailedPrecondition while requests run."""
 
-    async def release(self, http: EngineHttp, level: int) -> None:
-        """Give memory back: level 1 keeps weights on the host, 2 drops them. FailedPrecondition unless idle."""
+    async def release(self, http: EngineHttp, level: int = 1, tags: Tags = ()) -> Tags:
+        """Give memory back: level 1 keeps weights on the host, 2 drops them; `tags`: only these parts.
 
-    async def restore(self, http: EngineHttp) -> None:
-        """Take memory again after `release`. Raises Unimplemented."""
+        Returns what is released now; remember it, and give exactly that to `restore`. FailedPrecondition unless idle,
+        Unimplemented. A second call is harmless only where `released` can be asked.
+        """
+
+    async def restore(self, http: EngineHttp, tags: Tags = ()) -> None:
+        """Take memory again after `release`: only tags that were released (none: all of them). Raises Unimplemented."""
+
+    async def released(self, http: EngineHttp) -> bool | None:
+        """Whether memory is released, in the engine's own words; None when it cannot be asked."""
+
+    def keeps_weights(self, level: int, args: Sequence[str]) -> bool:
+        """Whether the weights survive a release of this level; else they must be loaded again before serving."""
+
+    async def weight_version(self, http: EngineHttp) -> str | None:
+        """The label of the weights that it serves; None when it has none."""
+
+    async def update_weights(self, http: EngineHttp, version: str, source: str, timeout_s: float = 600.0) -> None:
+        """Load weights in place from the folder `source` of its host, and label them. Raises Unimplemented."""
+
+    async def profile(self, http: EngineHttp, start: bool) -> None:
+        """Start or stop the engine's profiler. Raises Unimplemented."""

@@ -1,14 +1,31 @@
-"""The control routes of vLLM's dev mode, which the simulated engine has too: sleep, pause, abort, caches."""
+"""The control routes of vLLM's dev mode, which the simulated engine has too: sleep, pause, abort, caches, weights."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from nodeagent.engines.adapter import Readiness, ReadyReason
-from nodeagent.engines.http import EngineHttp, Response
-from nodeagent.engines.openai_engine import LoadMetrics, OpenAiEngine, health
-from springtide.errors import InvalidArgument
+from nodeagent.engines.adapter import Capabilities, Readiness, ReadyReason, Tags
+from nodeagent.engines.http import EngineHttp, NoAnswer, Response
+from nodeagent.engines.openai_engine import LoadMetrics, OpenAiEngine, health, said
+from springtide.errors import InvalidArgument, Unavailable
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
+SLEEP_MODE = "--enable-sleep-mode"
+PROFILER = "--profiler-config"
 PAUSE_MODES = ("abort", "wait", "keep")
+ALL_TAGS: Tags = ("weights", "kv_cache")
+_SLEEP_S = 120.0
+_INFO_S = 60.0  # the first /server_info runs other programs to describe the host
+_DEV_VERBS = {
+    "abort": "/abort_requests",
+    "abort_all": "/abort_requests",
+    "pause": "/pause",
+    "resume": "/resume",
+    "flush_cache": "/reset_prefix_cache",
+    "release": "/sleep",
+    "restore": "/wake_up",
+    "weight_version": "/weight_info",
+    "update_weights": "/collective_rpc",
+}
 
 
 class DevRoutesEngine(OpenAiEngine):
@@ -35,9 +52,53 @@ class DevRoutesEngine(OpenAiEngine):
             return Readiness(ReadyReason.PAUSED, "the engine is paused")
         return state
 
+    async def capabilities(self, http: EngineHttp) -> Capabilities:
+        """By the routes that it offers; where it does not list them, by those that can be asked without effect."""
+        paths = await self._paths(http)
+        if paths is None:
+            dev = (await http.get("/is_sleeping")).status == 200 or (await http.get("/is_paused")).status == 200
+            missing = {} if dev else dict.fromkeys(_DEV_VERBS, DEV_MODE)
+            return Capabilities({**missing, **(await self._no_sleep(http) if dev else {})})
+        missing = {verb: DEV_MODE for verb, path in _DEV_VERBS.items() if path not in paths}
+        if "/start_profile" not in paths:
+            missing["profile"] = PROFILER
+        if "release" not in missing:
+            missing |= await self._no_sleep(http)
+        return Capabilities(missing)
+
+    async def _paths(self, http: EngineHttp) -> frozenset[str] | None:
+        listed = (await http.get("/openapi.json")).json()
+        paths = listed.get("paths") if isinstance(listed, dict) else None
+        return frozenset(str(path) for path in paths) if isinstance(paths, dict) else None
+
+    async def _no_sleep(self, http: EngineHttp) -> dict[str, str]:
+        """Why memory cannot be released although the route is there: it answers 200 on a CPU and frees nothing."""
+        try:
+            answer = (await http.get("/server_info?config_format=json", _INFO_S)).json()
+        except NoAnswer:
+            return {}
+        config = answer.get("vllm_config") if isinstance(answer, dict) else None
+        if not isinstance(config, dict):
+            return {}
+        model, device = config.get("model_config"), config.get("device_config")
+        if isinstance(device, dict) and "cpu" in str(device.get("device_type") or device.get("device")):
+            return dict.fromkeys(("release", "restore"), "a GPU (on a CPU it cannot release memory)")
+        if isinstance(model, dict) and model.get("enable_sleep_mode") is False:
+            return dict.fromkeys(("release", "restore"), SLEEP_MODE)
+        return {}
+
     async def abort_all(self, http: EngineHttp) -> None:
         """An empty list of ids aborts everything."""
         self.done("abort_all", await http.post("/abort_requests", {"request_ids": []}))
+
+    async def abort(self, http: EngineHttp, request_id: str) -> None:
+        """By the client's id, bare or as the routes extend it."""
+        if not request_id:
+            raise InvalidArgument(
+                field="id", value=request_id, problem="is empty", remedy="Name the request, or abort all of them."
+            )
+        ids = [request_id, f"cmpl-{request_id}", f"cmpl-{request_id}-0", f"chatcmpl-{request_id}"]
+        self.done("abort", await http.post("/abort_requests", {"request_ids": ids}))
 
     async def pause(self, http: EngineHttp, mode: str) -> None:
         """`wait` takes as long as the longest running answer: give `http` the time."""
@@ -55,20 +116,72 @@ class DevRoutesEngine(OpenAiEngine):
         """Of prefixes."""
         self.done("flush_cache", await http.post("/reset_prefix_cache"))
 
-    async def release(self, http: EngineHttp, level: int) -> None:
-        """Sleep. A second call is a no-op; refused unless the engine itself is idle."""
+    async def release(self, http: EngineHttp, level: int = 1, tags: Tags = ()) -> Tags:
+        """Sleep; the tag kv_cache alone is released by itself. A second call is a no-op; refused unless idle."""
         if level not in (1, 2):
             raise InvalidArgument(field="level", value=level, problem="is no sleep level", remedy="Use 1 or 2.")
+        wanted = checked_tags(tags, ALL_TAGS)
         if (await self.probe(http)).reason is ReadyReason.SLEEPING:
-            return
+            return wanted
         if await self.idle(http) is not True:
             raise self.busy(http)
-        self.done("release", await http.post(f"/sleep?level={level}"), "--enable-sleep-mode and " + DEV_MODE)
+        lacking = (await self._no_sleep(http)).get("release")
+        if lacking:
+            raise self.cannot("release", lacking)
+        missing = f"{SLEEP_MODE} and {DEV_MODE}"
+        if wanted == ("kv_cache",):
+            await self.pause(http, "abort")
+            response = await http.post("/release_kv_cache_memory", timeout_s=_SLEEP_S)
+            if response.status >= 400:
+                await self.resume(http)
+            self.done("release", response, missing)
+        else:
+            self.done("release", await http.post(f"/sleep?level={level}", timeout_s=_SLEEP_S), missing)
+            wanted = ALL_TAGS
+        return wanted
 
-    async def restore(self, http: EngineHttp) -> None:
-        """Wake up. Only what was released is restored: a waking engine is left alone."""
-        if (await self.probe(http)).reason is ReadyReason.SLEEPING:
-            self.done("restore", await http.post("/wake_up"), "--enable-sleep-mode and " + DEV_MODE)
+    async def restore(self, http: EngineHttp, tags: Tags = ()) -> None:
+        """Wake up. Only what was released is restored: an engine that is awake is left alone.
+
+        With every tag resident it must be awake: a partial wake would leave it unscheduled for ever.
+        """
+        wanted = checked_tags(tags, ALL_TAGS)
+        if (await self.probe(http)).reason not in (ReadyReason.SLEEPING, ReadyReason.PAUSED):
+            return
+        query = "?" + "&".join(f"tags={tag}" for tag in wanted) if tags else ""
+        response = await http.post(f"/wake_up{query}", timeout_s=_SLEEP_S)
+        self.done("restore", response, f"{SLEEP_MODE} and {DEV_MODE}")
+        if not tags and (await self.probe(http)).reason is ReadyReason.SLEEPING:
+            raise Unavailable(f"engine at {http.endpoint} still sleeps after it was woken: {said(response)}")
+
+    async def released(self, http: EngineHttp) -> bool | None:
+        """It says so itself."""
+        return (await self.probe(http)).reason is ReadyReason.SLEEPING
+
+    def keeps_weights(self, level: int, args: Sequence[str]) -> bool:
+        """Level 1 keeps them in the host's memory, level 2 drops them."""
+        return level < 2
+
+    async def weight_version(self, http: EngineHttp) -> str | None:
+        """As last labelled."""
+        response = await http.get("/weight_info")
+        self.done("weight_version", response)
+        answer = response.json()
+        version = answer.get("weight_version") if isinstance(answer, dict) else None
+        return str(version) if version else None
+
+    async def update_weights(self, http: EngineHttp, version: str, source: str, timeout_s: float = 600.0) -> None:
+        """Every rank reloads in place from the folder; without one, from the model that it was started with."""
+        kwargs = {"weights_path": source} if source else {}
+        body = {"method": "reload_weights", "kwargs": kwargs, "timeout": timeout_s}
+        self.done("update_weights", await http.post("/collective_rpc", body, timeout_s))
+        if version:
+            self.done("update_weights", await http.post("/update_weight_version", {"new_version": version}))
+
+    async def profile(self, http: EngineHttp, start: bool) -> None:
+        """Where the profiler is configured."""
+        response = await http.post("/start_profile" if start else "/stop_profile", timeout_s=_SLEEP_S)
+        self.done("profile", response, PROFILER)
 
     async def _flag(self, http: EngineHttp, path: str, key: str) -> bool:
         response = await http.get(path)
@@ -84,3 +197,13 @@ class DevRoutesEngine(OpenAiEngine):
     def done(self, verb: str, response: Response, missing: str = DEV_MODE) -> None:
         """These routes exist in dev mode only."""
         super().done(verb, response, missing)
+
+
+def checked_tags(tags: Tags, known: Tags) -> Tags:
+    """The tags in the engine's order, all of them for none. Raises InvalidArgument."""
+    unknown = sorted(set(tags) - set(known))
+    if unknown:
+        raise InvalidArgument(
+            field="tags", value=",".join(unknown), problem="is no memory tag", remedy=f"Use {', '.join(known)}."
+        )
+    return tuple(tag for tag in known if tag in tags) or known

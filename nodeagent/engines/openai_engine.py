@@ -1,11 +1,12 @@
 """What all engines have in common: an OpenAI surface on loopback or a unix socket, and the checks of a launch."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
-from nodeagent.engines.adapter import EngineLaunch, EngineLoad, Readiness, ReadyReason
+from nodeagent.engines.adapter import Capabilities, EngineLaunch, EngineLoad, Readiness, ReadyReason, Tags
 from nodeagent.engines.http import EngineHttp, NoAnswer, NotListening, Response
 from nodeagent.engines.metrics_text import highest, read_metrics, total
 from nodeagent.engines.rules import LaunchRules, env_problems, flag_problems, interpreter_problems
@@ -13,6 +14,10 @@ from springtide.errors import FailedPrecondition, InvalidArgument, Unavailable, 
 
 LOOPBACK = "127.0.0.1"
 MAX_SOCKET_PATH_BYTES = 107
+CONTROL_VERBS = (
+    *("abort", "abort_all", "pause", "resume", "flush_cache", "release", "restore"),
+    *("weight_version", "update_weights", "profile"),
+)
 # Checkout or site-packages that holds this package: engines of ours run outside of it.
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -143,13 +148,52 @@ class OpenAiEngine:
         """Not here."""
         raise self.cannot("flush_cache")
 
-    async def release(self, http: EngineHttp, level: int) -> None:
+    async def wait_idle(self, http: EngineHttp, timeout_s: float) -> None:
+        """Asks again and again: `idle` is the engine's word, not the shim's."""
+        pause_s = 0.02
+        try:
+            async with asyncio.timeout(timeout_s):
+                while await self.idle(http) is not True:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 1.5, 0.5)
+        except TimeoutError:
+            raise self.busy(http) from None
+
+    async def capabilities(self, http: EngineHttp) -> Capabilities:
+        """No control at all."""
+        return Capabilities(dict.fromkeys(CONTROL_VERBS, "a control interface, which this engine has none of"))
+
+    async def abort(self, http: EngineHttp, request_id: str) -> None:
+        """Not here."""
+        raise self.cannot("abort")
+
+    async def release(self, http: EngineHttp, level: int = 1, tags: Tags = ()) -> Tags:
         """Not here."""
         raise self.cannot("release")
 
-    async def restore(self, http: EngineHttp) -> None:
+    async def restore(self, http: EngineHttp, tags: Tags = ()) -> None:
         """Not here."""
         raise self.cannot("restore")
+
+    async def released(self, http: EngineHttp) -> bool | None:
+        """Never: it has no such control."""
+        return False
+
+    def keeps_weights(self, level: int, args: Sequence[str]) -> bool:
+        """Level 1 does."""
+        return level < 2
+
+    async def weight_version(self, http: EngineHttp) -> str | None:
+        """It has none."""
+        return None
+
+    async def update_weights(self, http: EngineHttp, version: str, source: str, timeout_s: float = 600.0) -> None:
+        """Not here."""
+        raise self.cannot("update_weights")
+
+    async def profile(self, http: EngineHttp, start: bool) -> None:
+        """Not here."""
+        raise self.cannot("profile")
 
     def done(self, verb: str, response: Response, missing: str = "") -> None:
         """Nothing for a verb that was taken. Raises Unimplemented where the engine has no such route, Unavailable."""

@@ -1,10 +1,20 @@
 """SGLang: its server of the pool's own interpreter, on loopback TCP (it has no unix socket)."""
 
+import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from nodeagent.engines.adapter import EngineCommand, EngineLaunch, Readiness, ReadyReason
+from nodeagent.engines.adapter import (
+    Capabilities,
+    EngineCommand,
+    EngineLaunch,
+    EngineLoad,
+    Readiness,
+    ReadyReason,
+    Tags,
+)
+from nodeagent.engines.dev_routes import checked_tags
 from nodeagent.engines.http import EngineHttp
 from nodeagent.engines.openai_engine import (
     LOOPBACK,
@@ -12,16 +22,20 @@ from nodeagent.engines.openai_engine import (
     OpenAiEngine,
     health,
     is_local_model,
+    said,
     tcp_endpoint,
     visible_devices,
 )
 from nodeagent.engines.rules import flag_count, flag_name
-from springtide.errors import InvalidArgument
+from springtide.errors import InvalidArgument, Unavailable
 
 _RUNNING_LIMIT = 256
 _LISTENER = "Engines listen on this host only; routers reach them through the shim."
 _SLICE = "A worker is tensor_parallel_size GPUs of one node."
 _CODE = "It runs code of the caller's; let this node allow it (allowed_flags)."
+MEMORY_SAVER = "--enable-memory-saver"
+ALL_TAGS: Tags = ("kv_cache", "weights")
+_MEMORY_S = 120.0
 # `wait` has no counterpart: the shim drains instead.
 _PAUSE_MODES = {"abort": "abort", "keep": "in_place"}
 
@@ -104,9 +118,37 @@ class SglangAdapter(OpenAiEngine):
             return Readiness(ReadyReason.PAUSED, "the engine is healthy but takes no requests")
         return state
 
+    async def load(self, http: EngineHttp) -> EngineLoad:
+        """/v1/loads, older versions have /get_load: what the scheduler counts now. The metrics lag behind it."""
+        known = await super().load(http)
+        for path in ("/v1/loads?include=core", "/get_load"):
+            response = await http.get(path)
+            if response.status == 200:
+                running, waiting, kv_use = _loads(response.json())
+                return dataclasses.replace(known, running=running, waiting=waiting, kv_use=kv_use or known.kv_use)
+        return known
+
+    async def capabilities(self, http: EngineHttp) -> Capabilities:
+        """Its own list of arguments says whether memory can be released."""
+        for path in ("/server_info", "/get_server_info"):
+            response = await http.get(path)
+            answer = response.json()
+            if response.status == 200 and isinstance(answer, dict):
+                saver = answer.get("enable_memory_saver")
+                return Capabilities(dict.fromkeys(("release", "restore"), MEMORY_SAVER) if saver is False else {})
+        return Capabilities(asked=False)
+
     async def abort_all(self, http: EngineHttp) -> None:
         """Running and waiting ones."""
         self.done("abort_all", await http.post("/abort_request", {"abort_all": True}))
+
+    async def abort(self, http: EngineHttp, request_id: str) -> None:
+        """By the id that the request named as `rid`."""
+        if not request_id:
+            raise InvalidArgument(
+                field="id", value=request_id, problem="is empty", remedy="Name the request, or abort all of them."
+            )
+        self.done("abort", await http.post("/abort_request", {"rid": request_id, "abort_all": False}))
 
     async def pause(self, http: EngineHttp, mode: str) -> None:
         """`keep` leaves requests in the running batch: not idle, so no release and no flush then."""
@@ -127,17 +169,75 @@ class SglangAdapter(OpenAiEngine):
             raise self.busy(http)
         self.done("flush_cache", response)
 
-    async def release(self, http: EngineHttp, level: int) -> None:
+    async def release(self, http: EngineHttp, level: int = 1, tags: Tags = ()) -> Tags:
         """KV cache and weights. A busy engine would die of it, so it is asked first; weights must be loaded again.
 
         There is no way to ask what is released: the caller keeps that record, and calls `restore` only after this.
         """
+        wanted = checked_tags(tags, ALL_TAGS)
         if await self.idle(http) is not True:
             raise self.busy(http)
-        response = await http.post("/release_memory_occupation", {"tags": ["kv_cache", "weights"]})
-        self.done("release", response, "--enable-memory-saver")
+        response = await http.post("/release_memory_occupation", {"tags": list(wanted)}, _MEMORY_S)
+        self.done("release", response, MEMORY_SAVER)
+        return wanted
 
-    async def restore(self, http: EngineHttp) -> None:
-        """Only after `release`: to restore what was not released ends the server."""
-        response = await http.post("/resume_memory_occupation", {"tags": ["kv_cache", "weights"]})
-        self.done("restore", response, "--enable-memory-saver")
+    async def restore(self, http: EngineHttp, tags: Tags = ()) -> None:
+        """Only after `release`, and only its tags: to restore what was not released ends the server."""
+        wanted = checked_tags(tags, ALL_TAGS)
+        response = await http.post("/resume_memory_occupation", {"tags": list(wanted)}, _MEMORY_S)
+        self.done("restore", response, MEMORY_SAVER)
+
+    async def released(self, http: EngineHttp) -> bool | None:
+        """Nobody can ask it."""
+        return None
+
+    def keeps_weights(self, level: int, args: Sequence[str]) -> bool:
+        """Only with a copy on the host; without it they are garbage after the restore."""
+        return level < 2 and "--enable-weights-cpu-backup" in {flag_name(arg) for arg in args}
+
+    async def weight_version(self, http: EngineHttp) -> str | None:
+        """As last labelled."""
+        for path in ("/model_info", "/get_model_info"):
+            response = await http.get(path)
+            answer = response.json()
+            if response.status == 200 and isinstance(answer, dict):
+                version = answer.get("weight_version")
+                return str(version) if version else None
+        return None
+
+    async def update_weights(self, http: EngineHttp, version: str, source: str, timeout_s: float = 600.0) -> None:
+        """From a folder; the answer says whether it worked."""
+        if not source:
+            raise InvalidArgument(
+                field="source", value=source, problem="is empty", remedy="Name a folder that the engine can read."
+            )
+        body: dict[str, object] = {"model_path": source, "flush_cache": True}
+        if version:
+            body["weight_version"] = version
+        response = await http.post("/update_weights_from_disk", body, timeout_s)
+        self.done("update_weights", response)
+        answer = response.json()
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise Unavailable(f"engine at {http.endpoint} did not take the weights: {said(response)}")
+
+    async def profile(self, http: EngineHttp, start: bool) -> None:
+        """Into SGLANG_TORCH_PROFILER_DIR."""
+        self.done("profile", await http.post("/start_profile" if start else "/stop_profile", {}, _MEMORY_S))
+
+
+def _loads(answer: object) -> tuple[int | None, int | None, float | None]:
+    """(running, waiting, fullest KV use) over the ranks; a rank that does not say makes the sum unknown."""
+    ranks = answer.get("loads") if isinstance(answer, dict) else answer
+    if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
+        return None, None, None
+    running = waiting = 0
+    for rank in ranks:
+        queued = rank.get("num_waiting_reqs")
+        present = rank.get("num_running_reqs")
+        if present is None and rank.get("num_reqs") is not None and queued is not None:
+            present = rank["num_reqs"] - queued  # /get_load counts both together
+        if present is None or queued is None:
+            return None, None, None
+        running, waiting = running + int(present), waiting + int(queued)
+    used = [float(rank["token_usage"]) for rank in ranks if isinstance(rank.get("token_usage"), int | float)]
+    return running, waiting, max(used, default=None)

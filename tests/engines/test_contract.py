@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodeagent.engines.adapter import EngineAdapter, EngineLaunch, ReadyReason
+from nodeagent.engines.http import EngineHttp
 from nodeagent.engines.openai_engine import WarmUpFailed
 from nodeagent.engines.registry import engine_adapter
 from nodeagent.engines.rules import LaunchRules
@@ -92,6 +93,9 @@ async def test_contract(engine: Engine) -> None:
     models: Any = (await http.get("/v1/models")).json()
     assert "demo" in [model["id"] for model in models["data"]]
 
+    if adapter.name == "vllm":
+        await _vllm_verbs(engine)
+
     long = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 400, "stream": True, "ignore_eos": True}
     leaving = await Stream(endpoint, "/v1/completions", long).open()
     assert await leaving.next() is not None
@@ -102,6 +106,33 @@ async def test_contract(engine: Engine) -> None:
     await eventually(lambda: engine.process.poll() is not None, 60)
     assert engine.process.returncode == 0, engine.log.read_text()[-2000:]
     assert (await adapter.ready(http)).reason is ReadyReason.NOT_LISTENING
+
+
+async def _vllm_verbs(engine: Engine) -> None:
+    """NA8, NA9, NA16: the real vLLM on a CPU does every verb but sleep, for which it names what it lacks; its /sleep
+    answers 200 there and frees nothing."""
+    adapter, http = engine.adapter, EngineHttp(engine.command.endpoint, 60.0)
+    capabilities = await adapter.capabilities(http)
+    assert capabilities.asked
+    assert set(capabilities.missing) == {"release", "restore", "profile"}
+    assert "a GPU" in capabilities.missing["release"]
+    with pytest.raises(Unimplemented, match=r"cannot release.*a GPU"):
+        await adapter.release(http, 1)
+    with pytest.raises(Unimplemented, match="--profiler-config"):
+        await adapter.profile(http, True)
+
+    await adapter.pause(http, "abort")
+    assert (await http.get("/health")).status == 200
+    assert (await adapter.ready(http)).reason is ReadyReason.PAUSED
+    await adapter.wait_idle(http, 30)
+    await adapter.update_weights(http, "v2", engine.launch.model)
+    assert await adapter.weight_version(http) == "v2"
+    await adapter.flush_cache(http)
+    await adapter.resume(http)
+    assert (await adapter.ready(http)).ready
+    await adapter.abort(http, "nobody")
+    await adapter.abort_all(http)
+    await adapter.warm_up(http, "demo")
 
 
 async def _grew(engine: Engine, before: int) -> bool:
@@ -118,11 +149,21 @@ async def test_warm_up_quotes_what_the_engine_said(folder: Path) -> None:
         engine.stop()
 
 
-@pytest.mark.parametrize("verb", ["abort_all", "pause", "resume", "flush_cache", "release", "restore"])
+@pytest.mark.parametrize(
+    "verb",
+    ["abort", "abort_all", "pause", "resume", "flush_cache", "release", "restore", "update_weights", "profile"],
+)
 async def test_llamacpp_says_what_it_cannot_do(verb: str) -> None:
     """NA9."""
     adapter: EngineAdapter = engine_adapter("llamacpp")
-    arguments: dict[str, tuple[Any, ...]] = {"pause": ("abort",), "release": (1,)}
+    assert not (await adapter.capabilities(EngineHttp("unix:/nobody"))).can(verb)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "abort": ("r1",),
+        "pause": ("abort",),
+        "release": (1,),
+        "update_weights": ("v1", "/weights"),
+        "profile": (True,),
+    }
     with pytest.raises(Unimplemented, match=f"llamacpp cannot {verb}"):
         await getattr(adapter, verb)(None, *arguments.get(verb, ()))
 

@@ -44,6 +44,7 @@ async def serve(options: SimOptions) -> int:
         if fault.kind == "fail_start":
             print("sim: injected failure at start", file=sys.stderr, flush=True)
             return fault.whole("exit_code")
+    engine.occupy()
     connections: set[Connection] = set()
     app = App(engine)
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from nodeagent.engines.sim import metrics
+from nodeagent.engines.sim.control import control_routes
 from nodeagent.engines.sim.engine import SimEngine
 from nodeagent.engines.sim.faults import FaultError, make_fault
 from nodeagent.engines.sim.openai import (
@@ -52,16 +53,16 @@ class App:
             ("POST", "/fault"): self._fault,
             ("DELETE", "/fault"): self._fault,
         }
+        self._routes[("GET", "/openapi.json")] = self._openapi
         if options.dev_mode:
-            self._routes |= {
+            self._routes |= control_routes(engine, self._later) | {
                 ("POST", "/sleep"): lambda exchange: self._later(exchange, self._sleep(exchange)),
-                ("POST", "/wake_up"): self._wake_up,
+                ("POST", "/wake_up"): lambda exchange: self._later(exchange, self._wake_up(exchange)),
                 ("GET", "/is_sleeping"): self._is_sleeping,
                 ("POST", "/pause"): lambda exchange: self._later(exchange, self._pause(exchange)),
                 ("POST", "/resume"): self._resume,
                 ("GET", "/is_paused"): self._is_paused,
                 ("POST", "/abort_requests"): self._abort,
-                ("POST", "/reset_prefix_cache"): lambda exchange: exchange.reply(200),
             }
 
     def __call__(self, exchange: Exchange) -> None:
@@ -178,7 +179,15 @@ class App:
         except UnknownTokenId as error:
             raise bad_request(str(error), "tokens") from None
 
+    def _openapi(self, exchange: Exchange) -> None:
+        paths: dict[str, dict[str, object]] = {}
+        for method, path in self._routes:
+            paths.setdefault(path, {})[method.lower()] = {}
+        exchange.reply(200, {"openapi": "3.1.0", "paths": paths})
+
     async def _sleep(self, exchange: Exchange) -> None:
+        if not self._engine.options.sleep_mode:
+            raise ApiError(500, "InternalServerError", "sleep mode is not enabled")
         level = exchange.query.get("level", ["1"])[0]
         if level not in ("0", "1", "2"):
             raise bad_request(f"level must be 0, 1 or 2, got {level!r}", "level")
@@ -195,7 +204,13 @@ class App:
             raise bad_request(f"mode must be one of {', '.join(_MODES)}, got {mode!r}", "mode")
         return mode
 
-    def _wake_up(self, exchange: Exchange) -> None:
+    async def _wake_up(self, exchange: Exchange) -> None:
+        faults = self._engine.faults
+        slow, broken = faults.claim("wake_slow"), faults.claim("wake_fails")
+        if slow is not None:
+            await asyncio.sleep(slow.number("seconds"))
+        if broken is not None:
+            raise ApiError(broken.whole("status"), "InternalServerError", "injected failure to wake")
         tags = [tag for tag in exchange.query.get("tags", []) if tag]
         unknown = sorted(set(tags) - {"weights", "kv_cache", "scheduling"})
         if unknown:

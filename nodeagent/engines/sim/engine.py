@@ -8,6 +8,7 @@ from collections.abc import Callable
 from nodeagent.engines.sim.batching import Batch, Sequence
 from nodeagent.engines.sim.faults import Fault, FaultBoard
 from nodeagent.engines.sim.harm import crash, hang, spawn_orphans
+from nodeagent.engines.sim.memory import Memory
 from nodeagent.engines.sim.metrics import Gauges, SimMetrics
 from nodeagent.engines.sim.openai import Generation
 from nodeagent.engines.sim.options import SimOptions
@@ -31,6 +32,11 @@ class SimEngine:
         self.pause_mode: str | None = None
         self.sleep_level: int | None = None
         self.resident: set[str] = set(_ALL_TAGS)
+        self.memory = Memory(options.memory_bytes)
+        self.weight_version = ""
+        self.weights_path = ""
+        self.profiling = False
+        self.flushes = 0
         self.requests: set[Request] = set()
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
@@ -109,11 +115,34 @@ class SimEngine:
         await self.pause(mode)
         self.sleep_level = level
         if level > 0:
-            self.resident.clear()
+            self.give_back(_ALL_TAGS)
+
+    def occupy(self) -> None:
+        """Takes its memory, at the start."""
+        for tag in sorted(_ALL_TAGS):
+            self.memory.occupy(tag)
+
+    def give_back(self, tags: frozenset[str]) -> None:
+        """These parts are no longer resident, and their memory is the kernel's, unless a fault keeps it."""
+        self.resident -= tags
+        if self.faults.claim("release_nothing") is None:
+            for tag in tags:
+                self.memory.free(tag)
+
+    def release_kv_cache(self) -> bool:
+        """Only the cache; False unless it is paused, idle and resident."""
+        if self.pause_mode is None or self.requests or self.resident != _ALL_TAGS:
+            return False
+        self.sleep_level = 1
+        self.give_back(frozenset({"kv_cache"}))
+        return True
 
     def wake_up(self, tags: list[str]) -> None:
         """Bring memory back (no tags: all of it); scheduling resumes once everything is resident."""
-        self.resident |= _ALL_TAGS if not tags else set(tags) & _ALL_TAGS
+        back = _ALL_TAGS if not tags else set(tags) & _ALL_TAGS
+        self.resident |= back
+        for tag in sorted(back):
+            self.memory.occupy(tag)
         if self.resident == _ALL_TAGS and (not tags or self.sleep_level != 0 or "scheduling" in tags):
             self.sleep_level = None
             self.resume()

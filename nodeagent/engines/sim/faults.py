@@ -13,6 +13,10 @@ DELETE /fault.
 - http_error: status (default 500), count: token requests are answered with this status
 - refuse_health: /health answers 503; duration_s (0: until cleared)
 - orphans: two children that ignore SIGTERM and outlive the process, one in its group, one in a session of its own
+- release_nothing, count: a sleep answers 200 and gives no memory back (default: each one)
+- wake_fails, status, count: /wake_up answers with this status (default 500) and memory stays released
+- wake_slow, seconds: /wake_up takes so much longer
+- weights_fail, status, count: a weight update is answered with this status (default 500) and changes nothing
 - slow: factor: every step takes that many times as long
 """
 
@@ -31,6 +35,10 @@ _FIELDS: dict[str, dict[str, float | str]] = {
     "refuse_health": {"duration_s": 0.0},
     "orphans": {},
     "slow": {"factor": 10.0},
+    "release_nothing": {"count": 0},
+    "wake_fails": {"status": 500, "count": 0},
+    "wake_slow": {"seconds": 1.0},
+    "weights_fail": {"status": 500, "count": 0},
 }
 _START_ONLY = ("slow_start", "fail_start")
 

@@ -26,6 +26,8 @@ class SimOptions:
     shutdown_timeout_s: float
     natural_length: int
     dev_mode: bool
+    memory_bytes: int
+    sleep_mode: bool
     faults: tuple[Fault, ...]
 
 
@@ -44,7 +46,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=int, default=None, help="default: 16384, or the KV capacity if less")
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
     parser.add_argument("--shutdown-timeout", type=float, default=0.0, help="seconds to drain after SIGTERM")
-    parser.add_argument("--enable-sleep-mode", action="store_true", help="accepted for parity")
+    parser.add_argument("--enable-sleep-mode", action="store_true", help="the default here; accepted for parity")
+    parser.add_argument("--no-sleep-mode", action="store_true", help="as a vLLM without --enable-sleep-mode")
+    parser.add_argument(
+        "--memory-mb", type=float, default=16.0, help="MiB that it holds, half of it weights; a sleep gives it back"
+    )
     parser.add_argument("--no-dev-mode", action="store_true", help="no sleep, pause, abort and cache routes (404)")
     parser.add_argument(
         "--natural-length",
@@ -83,6 +89,8 @@ def parse_options(argv: Sequence[str]) -> SimOptions:
     for name in ("prefill_tokens_per_s", "timing_scale"):
         if getattr(args, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name)}")
+    if not 0 <= args.memory_mb <= 1 << 20:
+        parser.error(f"--memory-mb must be between 0 and {1 << 20}, not {args.memory_mb:g}")
     kv_tokens = args.num_gpu_blocks_override * args.block_size
     max_model_len = min(16384, kv_tokens) if args.max_model_len is None else args.max_model_len
     if not 2 <= max_model_len <= kv_tokens:
@@ -117,6 +125,8 @@ def parse_options(argv: Sequence[str]) -> SimOptions:
         startup_s=args.startup_s * args.timing_scale,
         shutdown_timeout_s=args.shutdown_timeout,
         natural_length=args.natural_length,
+        memory_bytes=int(args.memory_mb * 1024 * 1024),
+        sleep_mode=not args.no_sleep_mode,
         dev_mode=not args.no_dev_mode and os.environ.get("VLLM_SERVER_DEV_MODE", "1") != "0",
         faults=faults,
     )
