@@ -1,0 +1,303 @@
+"""The provider `slurm`: orders become jobs, squeue says what became of them, and nothing is kept that squeue knows.
+
+An order whose outcome is unknown is looked up before it is repeated; for the moment between sbatch and its answer a
+small file says that it was asked, so that a provisioner killed there does not ask twice. Should two jobs ever be one
+node, the younger is cancelled.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import springtide
+from provisioner.context import ProviderContext
+from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, ProvidedNode, Refused
+from provisioner.slurm import commands
+from provisioner.slurm.jobs import Job, mark, newest_of_each
+from provisioner.slurm.script import Node, script
+from provisioner.slurm.settings import SlurmSettings
+from provisioner.slurm.squeue import Squeue
+
+log = logging.getLogger(__name__)
+
+ENDED_RETENTION_S = 900.0
+MAX_REMEMBERED = 4096
+
+
+class SlurmProvider:
+    """Implements provisioner.core.provider.Provider. `clock`: seconds since the epoch, as SLURM counts."""
+
+    def __init__(
+        self, settings: SlurmSettings, context: ProviderContext, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Raises SpringtideError for settings that cannot work, OSError for a folder that cannot be written."""
+        settings.check()
+        self._settings = settings
+        self._context = context
+        self._id = context.provisioner_id
+        self._clock = clock
+        data_dir = context.data_dir.absolute()
+        self._asked = _AskedFiles(data_dir / "asked")
+        self._log_dir = Path(settings.log_dir).expanduser().absolute() if settings.log_dir else data_dir / "jobs"
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._working_dir = settings.working_dir or str(data_dir)
+        self._target_file = Path(settings.target_file) if settings.target_file else data_dir / "target"
+        self._squeue = Squeue(self._id, settings.squeue_timeout_s, clock)
+        self._listing = asyncio.Lock()
+        self._submitting = asyncio.Lock()
+        self._submitted_at = 0.0
+        self._jobs: dict[str, Job] = {}  # by node id, of the newest listing; and ends that squeue forgot
+        self._listed_at: float | None = None
+        self._ended_at: dict[str, float] = {}
+        self._released: dict[str, float] = {}  # job ids that we cancelled
+        self._shut: dict[str, float] = {}  # groups that were shut down
+
+    # ------------------------------------------------------------ the interface
+
+    async def capability_sets(self) -> Sequence[CapabilitySet]:
+        """One. `max_nodes` is the target of now while that is lower than the cap."""
+        s = self._settings
+        target = self.target()
+        return [
+            CapabilitySet(
+                name=s.name,
+                labels=dict(s.labels),
+                gpus_per_node=s.gpus_per_node,
+                resources=dict(s.resources),
+                max_nodes=target,
+                spot=s.spot,
+                cost_per_hour=s.cost_per_hour,
+                keep_nodes=target if s.greedy else 0,
+            )
+        ]
+
+    def target(self) -> int:
+        """What the target file says, within 0 and `max_nodes`; `max_nodes` without one."""
+        try:
+            return max(0, min(self._settings.max_nodes, int(self._target_file.read_text())))
+        except FileNotFoundError:
+            return self._settings.max_nodes
+        except (OSError, ValueError) as error:
+            log.warning("the target in %s cannot be read (%s): max_nodes counts", self._target_file, error)
+            return self._settings.max_nodes
+
+    async def start(self, order: GroupOrder) -> None:
+        """A job for each node that has none. Raises Refused, OutcomeUnknown."""
+        if not order.group_id:
+            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        if order.group_id in self._shut:
+            raise Refused("WORKER_GROUP_SHUTDOWN", f"Group {order.group_id} was shut down before.")
+        if order.capability_set not in ("", self._settings.name):
+            raise Refused("WORKER_GROUP_TOO_MUCH", f"There is no capability set {order.capability_set!r} here.")
+        async with self._submitting:
+            await self._look()
+            missing = [node_id for node_id in order.node_ids if node_id not in self._jobs]
+            if not missing:
+                return
+            live = sum(job.live for job in self._jobs.values())
+            if live + len(missing) > self._settings.max_nodes:
+                message = f"{live} nodes are there and {self._settings.max_nodes} is the most."
+                raise Refused("WORKER_GROUP_TOO_MUCH", message)
+            for node_id in missing:
+                await self._submit(order, node_id)
+
+    async def stop(self, group_id: str, node_ids: Sequence[str]) -> None:
+        """Cancels the group's jobs. Raises Refused for an unknown group, OutcomeUnknown."""
+        if not group_id:
+            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        async with self._submitting:
+            await self._look()
+            jobs = [job for job in self._jobs.values() if job.group_id == group_id]
+            unsure = [node_id for node_id in node_ids if self._unsure(node_id)]
+            if not jobs and not unsure and group_id not in self._shut:
+                raise Refused("WORKER_GROUP_ID_NOT_FOUND", f"There is no job of group {group_id}.")
+            await self._cancel([job.job_id for job in jobs if job.live])
+            if unsure:
+                raise OutcomeUnknown(f"Whether {', '.join(unsure)} was submitted shows in a moment.")
+            self._remember(self._shut, group_id)
+
+    async def list(self) -> Sequence[ProvidedNode]:
+        """All jobs of this provisioner's id, and ends for a while. Raises OutcomeUnknown."""
+        await self._refresh(self._settings.poll_interval_s)
+        s = self._settings
+        return [
+            job.node(s.name, released=job.job_id in self._released, notice_s=float(s.notice_s))
+            for _, job in sorted(self._jobs.items())
+        ]
+
+    async def close(self) -> None:
+        """Jobs stay."""
+
+    async def cancel_all(self) -> int:
+        """Cancels every live job of this provisioner, also of earlier processes; how many. Raises OutcomeUnknown."""
+        async with self._submitting:
+            await self._look()
+            live = [job.job_id for job in self._jobs.values() if job.live]
+            await self._cancel(live)
+            return len(live)
+
+    # ------------------------------------------------------------ sbatch
+
+    async def _submit(self, order: GroupOrder, node_id: str) -> None:
+        if self._unsure(node_id):
+            raise OutcomeUnknown(f"Whether {node_id} was submitted before shows in a moment.")
+        pause_s = self._submitted_at + self._settings.submit_interval_s - self._clock()
+        if pause_s > 0:
+            await asyncio.sleep(min(pause_s, self._settings.submit_interval_s))
+        self._asked.put(node_id, self._clock())
+        name = mark(self._id, order.group_id, node_id)
+        try:
+            said = await commands.run(
+                ["sbatch", *self._options(name)],
+                self._settings.sbatch_timeout_s,
+                stdin=script(self._settings, self._node(node_id)),
+                env=self._environment(order),
+            )
+        except commands.CommandFailed as error:
+            failure = commands.submission_error(error)
+            if isinstance(failure, Refused):
+                self._asked.remove(node_id)
+            raise failure from None
+        finally:
+            self._submitted_at = self._clock()
+            self._listed_at = None
+        job_id = said.strip().splitlines()[-1].partition(";")[0] if said.strip() else ""
+        if not job_id.isdigit():
+            raise OutcomeUnknown(f"sbatch answered {said.strip()[:200]!r} and not a job id.")
+        self._jobs[node_id] = Job(job_id, order.group_id, node_id, "PENDING")
+        self._asked.remove(node_id)
+        log.info("job %s submitted for node %s", job_id, node_id, extra={"node": node_id})
+
+    def _options(self, name: str) -> Sequence[str]:
+        s = self._settings
+        gres = ":".join(filter(None, ("gpu", s.gpu_type, str(s.gpus_per_node)))) if s.gpus_per_node else ""
+        wanted = {
+            "--partition": s.partition,
+            "--qos": s.qos,
+            "--account": s.account,
+            "--constraint": s.constraint,
+            "--time": s.time_limit,
+            "--gres": gres,
+            "--signal": f"B:TERM@{s.notice_s}" if s.notice_s else "",
+            "--chdir": self._working_dir,
+            "--output": str(self._log_dir / "%j.out"),
+        }
+        return [
+            *("--parsable", "--nodes=1", "--ntasks=1", "--export=ALL", "--open-mode=append"),
+            *(f"--job-name={name}", f"--comment={name}"),
+            *(f"{option}={value}" for option, value in wanted.items() if value),
+            *(("--exclusive",) if s.exclusive else ()),
+            "--requeue" if s.requeue else "--no-requeue",
+            *s.extra_options(),
+        ]
+
+    def _node(self, node_id: str) -> Node:
+        s = self._settings
+        root = str(Path(springtide.__file__).resolve().parents[1])
+        return Node(
+            node_id=node_id,
+            controlplane=self._settings.controlplane or self._context.agent_controlplane,
+            python=s.python or sys.executable,
+            import_path="" if s.python or "site-packages" in root else root,
+            labels=self._context.agent_labels(s.labels),
+        )
+
+    def _environment(self, order: GroupOrder) -> Mapping[str, str]:
+        """Ours without what is ours alone (an operator's token is nothing for a job), and what the agent joins with.
+
+        So the join token reaches the job in its environment: argv, script and logs never show it.
+        """
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SPRINGTIDE_")}
+        for variable in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
+            env.pop(variable, None)
+        env |= self._context.agent_environment(order)
+        if order.traceparent:
+            env["TRACEPARENT"] = order.traceparent
+        return env
+
+    def _unsure(self, node_id: str) -> bool:
+        """It was asked for, no job of it shows, and it may still come."""
+        asked_at = self._asked.at(node_id)
+        if asked_at is None or node_id in self._jobs:
+            return False
+        last_s = self._settings.sbatch_timeout_s + self._settings.settle_s
+        return asked_at <= self._clock() < asked_at + last_s
+
+    # ------------------------------------------------------------ scancel
+
+    async def _cancel(self, job_ids: Sequence[str]) -> None:
+        if not job_ids:
+            return
+        for job_id in job_ids:
+            self._remember(self._released, job_id)
+        self._listed_at = None
+        try:
+            await commands.run(["scancel", *job_ids], self._settings.scancel_timeout_s)
+        except commands.CommandFailed as error:
+            raise OutcomeUnknown(str(error)) from None
+
+    def _remember(self, memory: dict[str, float], key: str) -> None:
+        memory[key] = self._clock()
+        while len(memory) > MAX_REMEMBERED:
+            memory.pop(next(iter(memory)))
+
+    # ------------------------------------------------------------ squeue
+
+    async def _look(self) -> None:
+        """A listing that is not older than this call."""
+        await self._refresh(0.0)
+
+    async def _refresh(self, max_age_s: float) -> None:
+        async with self._listing:
+            now = self._clock()
+            if self._listed_at is not None and 0 <= now - self._listed_at < max_age_s:
+                return
+            jobs = await self._squeue.jobs()
+            now = self._clock()
+            chosen, doubles = newest_of_each(jobs)
+            self._take(chosen, now)
+            self._listed_at = now
+        for job in doubles:
+            log.warning("job %s is a second one for node %s and is cancelled", job.job_id, job.node_id)
+        await self._cancel([job.job_id for job in doubles])
+
+    def _take(self, found: dict[str, Job], now: float) -> None:
+        """What squeue no longer shows has ended: how it did is known if it was seen, else it is said so."""
+        for node_id, job in self._jobs.items():
+            if node_id in found:
+                continue
+            if now - self._ended_at.setdefault(job.job_id, now) < ENDED_RETENTION_S:
+                found[node_id] = gone(job) if job.live else job
+        for node_id, job in list(found.items()):
+            self._asked.remove(node_id)
+            if not job.live and now - self._ended_at.setdefault(job.job_id, now) >= ENDED_RETENTION_S:
+                del found[node_id]
+        self._jobs = found
+        known = {job.job_id for job in found.values()}
+        self._ended_at = {job_id: at for job_id, at in self._ended_at.items() if job_id in known}
+
+
+class _AskedFiles:
+    """When an sbatch was begun whose answer has not come: one small file each, so that a new process knows too."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._at = {path.name: path.stat().st_mtime for path in folder.iterdir()}
+
+    def put(self, node_id: str, now: float) -> None:
+        self._at[node_id] = now
+        path = self._folder / node_id
+        path.touch()
+        os.utime(path, (now, now))
+
+    def remove(self, node_id: str) -> None:
+        if self._at.pop(node_id, None) is not None:
+            (self._folder / node_id).unlink(missing_ok=True)
+
+    def at(self, node_id: str) -> float | None:
+        return self._at.get(node_id)

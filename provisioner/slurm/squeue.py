@@ -1,0 +1,47 @@
+"""Asks squeue for the jobs of one provisioner: as JSON, and in plain lines of a version that does not know it."""
+
+import logging
+import os
+import pwd
+from collections.abc import Callable
+
+from provisioner.core.provider import OutcomeUnknown
+from provisioner.slurm import commands
+from provisioner.slurm.jobs import FORMAT, Job, from_json, from_text
+
+log = logging.getLogger(__name__)
+
+
+class Squeue:
+    """`clock`: seconds since the epoch."""
+
+    def __init__(self, provisioner_id: str, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._id = provisioner_id
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._plain_only = False
+
+    async def jobs(self) -> list[Job]:
+        """All that slurmctld remembers, ended ones too. Raises OutcomeUnknown."""
+        try:
+            if not self._plain_only:
+                try:
+                    return await self._json()
+                except (commands.CommandFailed, ValueError, KeyError, TypeError) as error:
+                    log.warning("squeue --json is not understood, its plain form is read instead: %s", error)
+            jobs = await self._plain()
+            self._plain_only = True
+            return jobs
+        except commands.CommandFailed as error:
+            raise OutcomeUnknown(str(error)) from None
+        except ValueError as error:
+            raise OutcomeUnknown(f"squeue is not understood: {error}") from None
+
+    async def _json(self) -> list[Job]:
+        said = await commands.run(["squeue", "--json"], self._timeout_s)
+        return from_json(said, self._id, self._clock())
+
+    async def _plain(self) -> list[Job]:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        command = ["squeue", "--noheader", "--states=all", f"--user={user}", f"--format={FORMAT}"]
+        return from_text(await commands.run(command, self._timeout_s), self._id)
