@@ -1,0 +1,1 @@
+"""Proof on real GPUs: `make test-gpu`. Not collected by `make test`."""
