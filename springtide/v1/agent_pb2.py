@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from springtide.v1 import types_pb2 as springtide_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19springtide/v1/agent.proto\x12\rspringtide.v1\x1a\x19springtide/v1/types.proto\"\xa8\x01\n\x0eSessionRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.springtide.v1.NodeHelloH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.springtide.v1.NodeHeartbeatH\x00\x12-\n\x07goodbye\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.NodeGoodbyeH\x00\x42\t\n\x07message\"\xde\x02\n\tNodeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12 \n\x04gpus\x18\x05 \x03(\x0b\x32\x12.springtide.v1.Gpu\x12\x34\n\x06labels\x18\x06 \x03(\x0b\x32$.springtide.v1.NodeHello.LabelsEntry\x12:\n\tresources\x18\x07 \x03(\x0b\x32\'.springtide.v1.NodeHello.ResourcesEntry\x12\x15\n\ragent_version\x18\x08 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eResourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"z\n\rNodeHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12,\n\x07workers\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.WorkerReport\x12\x10\n\x08stopping\x18\x03 \x01(\x08\x12\x17\n\x0fstop_deadline_s\x18\x04 \x01(\x01\"\x1d\n\x0bNodeGoodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xac\x05\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12+\n\x05phase\x18\x06 \x01(\x0e\x32\x1c.springtide.v1.ReportedPhase\x12\x10\n\x08\x65ndpoint\x18\x07 \x01(\t\x12\x0f\n\x07gpu_ids\x18\x08 \x03(\t\x12\x16\n\tin_flight\x18\t \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x65ngine_running\x18\n \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0e\x65ngine_waiting\x18\x0b \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06kv_use\x18\x0c \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0ctotal_served\x18\r \x01(\x03H\x04\x88\x01\x01\x12\x15\n\rmax_in_flight\x18\x0e \x01(\x05\x12%\n\x04\x65xit\x18\x0f \x01(\x0b\x32\x17.springtide.v1.ExitInfo\x12\x10\n\x08log_path\x18\x10 \x01(\t\x12\x16\n\x0eweight_version\x18\x11 \x01(\t\x12\x1a\n\x12launch_fingerprint\x18\x12 \x01(\t\x12$\n\x17generation_tokens_total\x18\x13 \x01(\x03H\x05\x88\x01\x01\x12\x1b\n\x0eprobe_failures\x18\x14 \x01(\x05H\x06\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x15 \x01(\t\x12\x13\n\x0b\x65ngine_idle\x18\x16 \x01(\x08\x42\x0c\n\n_in_flightB\x11\n\x0f_engine_runningB\x11\n\x0f_engine_waitingB\t\n\x07_kv_useB\x0f\n\r_total_servedB\x1a\n\x18_generation_tokens_totalB\x11\n\x0f_probe_failures\"\x9a\x01\n\x0fSessionResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x16\n\x0eregister_again\x18\x03 \x01(\x08\x12\x1c\n\x14heartbeat_interval_s\x18\x04 \x01(\x01\x12-\n\x07workers\x18\x05 \x03(\x0b\x32\x1c.springtide.v1.DesiredWorker\"\xfb\x01\n\rDesiredWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12!\n\x04want\x18\x04 \x01(\x0e\x32\x13.springtide.v1.Want\x12\x0e\n\x06paused\x18\x05 \x01(\x08\x12\x17\n\x0f\x61\x62ort_in_flight\x18\x06 \x01(\x08\x12\x0c\n\x04kill\x18\x07 \x01(\x08\x12+\n\x06launch\x18\x08 \x01(\x0b\x32\x1b.springtide.v1.EngineLaunch\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x19\n\x11\x61\x66ter_incarnation\x18\n \x01(\x03\"\xf1\x02\n\x0c\x45ngineLaunch\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x04 \x01(\x05\x12\x0f\n\x07gpu_ids\x18\x05 \x03(\t\x12\x13\n\x0b\x65ngine_args\x18\x06 \x03(\t\x12>\n\nengine_env\x18\x07 \x03(\x0b\x32*.springtide.v1.EngineLaunch.EngineEnvEntry\x12\x13\n\x0binterpreter\x18\x08 \x01(\t\x12\x15\n\rmax_in_flight\x18\t \x01(\x05\x12\x17\n\x0fstart_timeout_s\x18\n \x01(\x01\x12\x14\n\x0cstop_grace_s\x18\x0b \x01(\x01\x12\x16\n\x0eweight_version\x18\x0c \x01(\t\x1a\x30\n\x0e\x45ngineEnvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x87\x03\n\rReportedPhase\x12\x1e\n\x1aREPORTED_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPORTED_PHASE_BOOTING\x10\x01\x12\x1a\n\x16REPORTED_PHASE_LOADING\x10\x02\x12\"\n\x1eREPORTED_PHASE_SYNCING_WEIGHTS\x10\x03\x12\x1a\n\x16REPORTED_PHASE_WARMING\x10\x04\x12\x18\n\x14REPORTED_PHASE_READY\x10\x05\x12\x19\n\x15REPORTED_PHASE_PAUSED\x10\x06\x12\x1b\n\x17REPORTED_PHASE_DRAINING\x10\x07\x12\x1b\n\x17REPORTED_PHASE_STOPPING\x10\x08\x12\x1a\n\x16REPORTED_PHASE_STOPPED\x10\t\x12\x19\n\x15REPORTED_PHASE_FAILED\x10\n\x12\x1b\n\x17REPORTED_PHASE_ADOPTING\x10\x0b\x12\x1b\n\x17REPORTED_PHASE_SLEEPING\x10\x0c*I\n\x04Want\x12\x14\n\x10WANT_UNSPECIFIED\x10\x00\x12\x0c\n\x08WANT_RUN\x10\x01\x12\x0e\n\nWANT_DRAIN\x10\x02\x12\r\n\tWANT_STOP\x10\x03\x32\\\n\x0c\x41gentService\x12L\n\x07Session\x12\x1d.springtide.v1.SessionRequest\x1a\x1e.springtide.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19springtide/v1/agent.proto\x12\rspringtide.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x19springtide/v1/types.proto\"\xda\x01\n\x0eSessionRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.springtide.v1.NodeHelloH\x00\x12\x31\n\theartbeat\x18\x02 \x01(\x0b\x32\x1c.springtide.v1.NodeHeartbeatH\x00\x12-\n\x07goodbye\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.NodeGoodbyeH\x00\x12\x30\n\x0bverb_result\x18\x06 \x01(\x0b\x32\x19.springtide.v1.VerbResultH\x00\x42\t\n\x07message\"\xde\x02\n\tNodeHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12 \n\x04gpus\x18\x05 \x03(\x0b\x32\x12.springtide.v1.Gpu\x12\x34\n\x06labels\x18\x06 \x03(\x0b\x32$.springtide.v1.NodeHello.LabelsEntry\x12:\n\tresources\x18\x07 \x03(\x0b\x32\'.springtide.v1.NodeHello.ResourcesEntry\x12\x15\n\ragent_version\x18\x08 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eResourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"z\n\rNodeHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12,\n\x07workers\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.WorkerReport\x12\x10\n\x08stopping\x18\x03 \x01(\x08\x12\x17\n\x0fstop_deadline_s\x18\x04 \x01(\x01\"\x1d\n\x0bNodeGoodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x9a\x07\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12+\n\x05phase\x18\x06 \x01(\x0e\x32\x1c.springtide.v1.ReportedPhase\x12\x10\n\x08\x65ndpoint\x18\x07 \x01(\t\x12\x0f\n\x07gpu_ids\x18\x08 \x03(\t\x12\x16\n\tin_flight\x18\t \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x65ngine_running\x18\n \x01(\x03H\x01\x88\x01\x01\x12\x1b\n\x0e\x65ngine_waiting\x18\x0b \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06kv_use\x18\x0c \x01(\x01H\x03\x88\x01\x01\x12\x19\n\x0ctotal_served\x18\r \x01(\x03H\x04\x88\x01\x01\x12\x15\n\rmax_in_flight\x18\x0e \x01(\x05\x12%\n\x04\x65xit\x18\x0f \x01(\x0b\x32\x17.springtide.v1.ExitInfo\x12\x10\n\x08log_path\x18\x10 \x01(\t\x12\x16\n\x0eweight_version\x18\x11 \x01(\t\x12\x1a\n\x12launch_fingerprint\x18\x12 \x01(\t\x12$\n\x17generation_tokens_total\x18\x13 \x01(\x03H\x05\x88\x01\x01\x12\x1b\n\x0eprobe_failures\x18\x14 \x01(\x05H\x06\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x15 \x01(\t\x12\x13\n\x0b\x65ngine_idle\x18\x16 \x01(\x08\x12\x18\n\x0b\x66reed_bytes\x18\x17 \x01(\x03H\x07\x88\x01\x01\x12\x1d\n\x10reoccupied_bytes\x18\x18 \x01(\x03H\x08\x88\x01\x01\x12\x44\n\rmissing_verbs\x18\x19 \x03(\x0b\x32-.springtide.v1.WorkerReport.MissingVerbsEntry\x12\x13\n\x0bverbs_known\x18\x1a \x01(\x08\x1a\x33\n\x11MissingVerbsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_in_flightB\x11\n\x0f_engine_runningB\x11\n\x0f_engine_waitingB\t\n\x07_kv_useB\x0f\n\r_total_servedB\x1a\n\x18_generation_tokens_totalB\x11\n\x0f_probe_failuresB\x0e\n\x0c_freed_bytesB\x13\n\x11_reoccupied_bytes\"\xc3\x01\n\x0fSessionResponse\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x03\x12\x16\n\x0eregister_again\x18\x03 \x01(\x08\x12\x1c\n\x14heartbeat_interval_s\x18\x04 \x01(\x01\x12-\n\x07workers\x18\x05 \x03(\x0b\x32\x1c.springtide.v1.DesiredWorker\x12\'\n\x05verbs\x18\x06 \x03(\x0b\x32\x18.springtide.v1.VerbOrder\"\xc5\x01\n\tVerbOrder\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0c\n\x04verb\x18\x04 \x01(\t\x12\x30\n\x04\x61rgs\x18\x05 \x03(\x0b\x32\".springtide.v1.VerbOrder.ArgsEntry\x12\x11\n\ttimeout_s\x18\x06 \x01(\x01\x1a+\n\tArgsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe2\x01\n\nVerbResult\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x39\n\x08metadata\x18\x05 \x03(\x0b\x32\'.springtide.v1.VerbResult.MetadataEntry\x12\'\n\x06result\x18\x06 \x01(\x0b\x32\x17.google.protobuf.Struct\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd5\x02\n\rDesiredWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12!\n\x04want\x18\x04 \x01(\x0e\x32\x13.springtide.v1.Want\x12\x0e\n\x06paused\x18\x05 \x01(\x08\x12\x17\n\x0f\x61\x62ort_in_flight\x18\x06 \x01(\x08\x12\x0c\n\x04kill\x18\x07 \x01(\x08\x12+\n\x06launch\x18\x08 \x01(\x0b\x32\x1b.springtide.v1.EngineLaunch\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x19\n\x11\x61\x66ter_incarnation\x18\n \x01(\x03\x12\x13\n\x0bsleep_level\x18\x0b \x01(\x05\x12\x14\n\x0cstart_asleep\x18\x0c \x01(\x08\x12\x16\n\x0eweight_version\x18\r \x01(\t\x12\x15\n\rweight_source\x18\x0e \x01(\t\"\xf1\x02\n\x0c\x45ngineLaunch\x12\x0e\n\x06\x65ngine\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11served_model_name\x18\x03 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x04 \x01(\x05\x12\x0f\n\x07gpu_ids\x18\x05 \x03(\t\x12\x13\n\x0b\x65ngine_args\x18\x06 \x03(\t\x12>\n\nengine_env\x18\x07 \x03(\x0b\x32*.springtide.v1.EngineLaunch.EngineEnvEntry\x12\x13\n\x0binterpreter\x18\x08 \x01(\t\x12\x15\n\rmax_in_flight\x18\t \x01(\x05\x12\x17\n\x0fstart_timeout_s\x18\n \x01(\x01\x12\x14\n\x0cstop_grace_s\x18\x0b \x01(\x01\x12\x16\n\x0eweight_version\x18\x0c \x01(\t\x1a\x30\n\x0e\x45ngineEnvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x87\x03\n\rReportedPhase\x12\x1e\n\x1aREPORTED_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPORTED_PHASE_BOOTING\x10\x01\x12\x1a\n\x16REPORTED_PHASE_LOADING\x10\x02\x12\"\n\x1eREPORTED_PHASE_SYNCING_WEIGHTS\x10\x03\x12\x1a\n\x16REPORTED_PHASE_WARMING\x10\x04\x12\x18\n\x14REPORTED_PHASE_READY\x10\x05\x12\x19\n\x15REPORTED_PHASE_PAUSED\x10\x06\x12\x1b\n\x17REPORTED_PHASE_DRAINING\x10\x07\x12\x1b\n\x17REPORTED_PHASE_STOPPING\x10\x08\x12\x1a\n\x16REPORTED_PHASE_STOPPED\x10\t\x12\x19\n\x15REPORTED_PHASE_FAILED\x10\n\x12\x1b\n\x17REPORTED_PHASE_ADOPTING\x10\x0b\x12\x1b\n\x17REPORTED_PHASE_SLEEPING\x10\x0c*Y\n\x04Want\x12\x14\n\x10WANT_UNSPECIFIED\x10\x00\x12\x0c\n\x08WANT_RUN\x10\x01\x12\x0e\n\nWANT_DRAIN\x10\x02\x12\r\n\tWANT_STOP\x10\x03\x12\x0e\n\nWANT_SLEEP\x10\x04\x32\\\n\x0c\x41gentService\x12L\n\x07Session\x12\x1d.springtide.v1.SessionRequest\x1a\x1e.springtide.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,34 +37,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEHELLO_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_NODEHELLO_RESOURCESENTRY']._loaded_options = None
   _globals['_NODEHELLO_RESOURCESENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERREPORT_MISSINGVERBSENTRY']._loaded_options = None
+  _globals['_WORKERREPORT_MISSINGVERBSENTRY']._serialized_options = b'8\001'
+  _globals['_VERBORDER_ARGSENTRY']._loaded_options = None
+  _globals['_VERBORDER_ARGSENTRY']._serialized_options = b'8\001'
+  _globals['_VERBRESULT_METADATAENTRY']._loaded_options = None
+  _globals['_VERBRESULT_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_ENGINELAUNCH_ENGINEENVENTRY']._loaded_options = None
   _globals['_ENGINELAUNCH_ENGINEENVENTRY']._serialized_options = b'8\001'
-  _globals['_REPORTEDPHASE']._serialized_start=2221
-  _globals['_REPORTEDPHASE']._serialized_end=2612
-  _globals['_WANT']._serialized_start=2614
-  _globals['_WANT']._serialized_end=2687
-  _globals['_SESSIONREQUEST']._serialized_start=72
-  _globals['_SESSIONREQUEST']._serialized_end=240
-  _globals['_NODEHELLO']._serialized_start=243
-  _globals['_NODEHELLO']._serialized_end=593
-  _globals['_NODEHELLO_LABELSENTRY']._serialized_start=498
-  _globals['_NODEHELLO_LABELSENTRY']._serialized_end=543
-  _globals['_NODEHELLO_RESOURCESENTRY']._serialized_start=545
-  _globals['_NODEHELLO_RESOURCESENTRY']._serialized_end=593
-  _globals['_NODEHEARTBEAT']._serialized_start=595
-  _globals['_NODEHEARTBEAT']._serialized_end=717
-  _globals['_NODEGOODBYE']._serialized_start=719
-  _globals['_NODEGOODBYE']._serialized_end=748
-  _globals['_WORKERREPORT']._serialized_start=751
-  _globals['_WORKERREPORT']._serialized_end=1435
-  _globals['_SESSIONRESPONSE']._serialized_start=1438
-  _globals['_SESSIONRESPONSE']._serialized_end=1592
-  _globals['_DESIREDWORKER']._serialized_start=1595
-  _globals['_DESIREDWORKER']._serialized_end=1846
-  _globals['_ENGINELAUNCH']._serialized_start=1849
-  _globals['_ENGINELAUNCH']._serialized_end=2218
-  _globals['_ENGINELAUNCH_ENGINEENVENTRY']._serialized_start=2170
-  _globals['_ENGINELAUNCH_ENGINEENVENTRY']._serialized_end=2218
-  _globals['_AGENTSERVICE']._serialized_start=2689
-  _globals['_AGENTSERVICE']._serialized_end=2781
+  _globals['_REPORTEDPHASE']._serialized_start=3099
+  _globals['_REPORTEDPHASE']._serialized_end=3490
+  _globals['_WANT']._serialized_start=3492
+  _globals['_WANT']._serialized_end=3581
+  _globals['_SESSIONREQUEST']._serialized_start=102
+  _globals['_SESSIONREQUEST']._serialized_end=320
+  _globals['_NODEHELLO']._serialized_start=323
+  _globals['_NODEHELLO']._serialized_end=673
+  _globals['_NODEHELLO_LABELSENTRY']._serialized_start=578
+  _globals['_NODEHELLO_LABELSENTRY']._serialized_end=623
+  _globals['_NODEHELLO_RESOURCESENTRY']._serialized_start=625
+  _globals['_NODEHELLO_RESOURCESENTRY']._serialized_end=673
+  _globals['_NODEHEARTBEAT']._serialized_start=675
+  _globals['_NODEHEARTBEAT']._serialized_end=797
+  _globals['_NODEGOODBYE']._serialized_start=799
+  _globals['_NODEGOODBYE']._serialized_end=828
+  _globals['_WORKERREPORT']._serialized_start=831
+  _globals['_WORKERREPORT']._serialized_end=1753
+  _globals['_WORKERREPORT_MISSINGVERBSENTRY']._serialized_start=1538
+  _globals['_WORKERREPORT_MISSINGVERBSENTRY']._serialized_end=1589
+  _globals['_SESSIONRESPONSE']._serialized_start=1756
+  _globals['_SESSIONRESPONSE']._serialized_end=1951
+  _globals['_VERBORDER']._serialized_start=1954
+  _globals['_VERBORDER']._serialized_end=2151
+  _globals['_VERBORDER_ARGSENTRY']._serialized_start=2108
+  _globals['_VERBORDER_ARGSENTRY']._serialized_end=2151
+  _globals['_VERBRESULT']._serialized_start=2154
+  _globals['_VERBRESULT']._serialized_end=2380
+  _globals['_VERBRESULT_METADATAENTRY']._serialized_start=2333
+  _globals['_VERBRESULT_METADATAENTRY']._serialized_end=2380
+  _globals['_DESIREDWORKER']._serialized_start=2383
+  _globals['_DESIREDWORKER']._serialized_end=2724
+  _globals['_ENGINELAUNCH']._serialized_start=2727
+  _globals['_ENGINELAUNCH']._serialized_end=3096
+  _globals['_ENGINELAUNCH_ENGINEENVENTRY']._serialized_start=3048
+  _globals['_ENGINELAUNCH_ENGINEENVENTRY']._serialized_end=3096
+  _globals['_AGENTSERVICE']._serialized_start=3583
+  _globals['_AGENTSERVICE']._serialized_end=3675
 # @@protoc_insertion_point(module_scope)

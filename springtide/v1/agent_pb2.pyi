@@ -8,6 +8,7 @@ answers with what is wanted. State is level-triggered: both sides send the whole
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from springtide.v1 import types_pb2 as _types_pb2
@@ -98,6 +99,8 @@ class _WantEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Want.ValueType],
     """The shim refuses new requests; running ones finish."""
     WANT_STOP: _Want.ValueType  # 3
     """Shim and engine gone, GPU memory verified free."""
+    WANT_SLEEP: _Want.ValueType  # 4
+    """The shim refuses new requests, the engine's memory is released and verified free, its process kept."""
 
 class Want(_Want, metaclass=_WantEnumTypeWrapper):
     """What is wanted of one worker."""
@@ -110,6 +113,8 @@ WANT_DRAIN: Want.ValueType  # 2
 """The shim refuses new requests; running ones finish."""
 WANT_STOP: Want.ValueType  # 3
 """Shim and engine gone, GPU memory verified free."""
+WANT_SLEEP: Want.ValueType  # 4
+"""The shim refuses new requests, the engine's memory is released and verified free, its process kept."""
 Global___Want: _TypeAlias = Want  # noqa: Y015
 
 @_typing.final
@@ -119,24 +124,28 @@ class SessionRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    VERB_RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___NodeHello: ...
     @_builtins.property
     def heartbeat(self) -> Global___NodeHeartbeat: ...
     @_builtins.property
     def goodbye(self) -> Global___NodeGoodbye: ...
+    @_builtins.property
+    def verb_result(self) -> Global___VerbResult: ...
     def __init__(
         self,
         *,
         hello: Global___NodeHello | None = ...,
         heartbeat: Global___NodeHeartbeat | None = ...,
         goodbye: Global___NodeGoodbye | None = ...,
+        verb_result: Global___VerbResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "verb_result", b"verb_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "verb_result", b"verb_result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "goodbye", "verb_result"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -301,6 +310,26 @@ class WorkerReport(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MissingVerbsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
@@ -323,6 +352,10 @@ class WorkerReport(_message.Message):
     PROBE_FAILURES_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     ENGINE_IDLE_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    REOCCUPIED_BYTES_FIELD_NUMBER: _builtins.int
+    MISSING_VERBS_FIELD_NUMBER: _builtins.int
+    VERBS_KNOWN_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     store_id: _builtins.str
@@ -360,6 +393,12 @@ class WorkerReport(_message.Message):
     """Of the order that it follows, W3C."""
     engine_idle: _builtins.bool
     """The engine itself says that nothing runs or waits. Meaningful while DRAINING."""
+    freed_bytes: _builtins.int
+    """By the last sleep, measured. Absent: it cannot be measured, or there was none."""
+    reoccupied_bytes: _builtins.int
+    """By the last wake, the same."""
+    verbs_known: _builtins.bool
+    """The engine was asked for its verbs; else missing_verbs says nothing."""
     @_builtins.property
     def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Taken until STOPPED or FAILED."""
@@ -367,6 +406,10 @@ class WorkerReport(_message.Message):
     @_builtins.property
     def exit(self) -> _types_pb2.ExitInfo:
         """Of FAILED; else absent."""
+
+    @_builtins.property
+    def missing_verbs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Verbs that its engine cannot do, with the flag or device that it lacks."""
 
     def __init__(
         self,
@@ -393,15 +436,21 @@ class WorkerReport(_message.Message):
         probe_failures: _builtins.int | None = ...,
         traceparent: _builtins.str = ...,
         engine_idle: _builtins.bool = ...,
+        freed_bytes: _builtins.int | None = ...,
+        reoccupied_bytes: _builtins.int | None = ...,
+        missing_verbs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        verbs_known: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_total_served", b"_total_served", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "generation_tokens_total", b"generation_tokens_total", "in_flight", b"in_flight", "kv_use", b"kv_use", "probe_failures", b"probe_failures", "total_served", b"total_served"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation_tokens_total", b"generation_tokens_total", "in_flight", b"in_flight", "kv_use", b"kv_use", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "total_served", b"total_served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_total_served", b"_total_served", "endpoint", b"endpoint", "engine_idle", b"engine_idle", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "generation", b"generation", "generation_tokens_total", b"generation_tokens_total", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "launch_fingerprint", b"launch_fingerprint", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "phase", b"phase", "pool", b"pool", "probe_failures", b"probe_failures", "store_id", b"store_id", "total_served", b"total_served", "traceparent", b"traceparent", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "endpoint", b"endpoint", "engine_idle", b"engine_idle", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "generation_tokens_total", b"generation_tokens_total", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "launch_fingerprint", b"launch_fingerprint", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "missing_verbs", b"missing_verbs", "phase", b"phase", "pool", b"pool", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "store_id", b"store_id", "total_served", b"total_served", "traceparent", b"traceparent", "verbs_known", b"verbs_known", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__engine_running: _TypeAlias = _typing.Literal["engine_running"]  # noqa: Y015
     _WhichOneofArgType__engine_running: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running"]  # noqa: Y015
     _WhichOneofReturnType__engine_waiting: _TypeAlias = _typing.Literal["engine_waiting"]  # noqa: Y015
     _WhichOneofArgType__engine_waiting: _TypeAlias = _typing.Literal["_engine_waiting", b"_engine_waiting"]  # noqa: Y015
+    _WhichOneofReturnType__freed_bytes: _TypeAlias = _typing.Literal["freed_bytes"]  # noqa: Y015
+    _WhichOneofArgType__freed_bytes: _TypeAlias = _typing.Literal["_freed_bytes", b"_freed_bytes"]  # noqa: Y015
     _WhichOneofReturnType__generation_tokens_total: _TypeAlias = _typing.Literal["generation_tokens_total"]  # noqa: Y015
     _WhichOneofArgType__generation_tokens_total: _TypeAlias = _typing.Literal["_generation_tokens_total", b"_generation_tokens_total"]  # noqa: Y015
     _WhichOneofReturnType__in_flight: _TypeAlias = _typing.Literal["in_flight"]  # noqa: Y015
@@ -410,12 +459,16 @@ class WorkerReport(_message.Message):
     _WhichOneofArgType__kv_use: _TypeAlias = _typing.Literal["_kv_use", b"_kv_use"]  # noqa: Y015
     _WhichOneofReturnType__probe_failures: _TypeAlias = _typing.Literal["probe_failures"]  # noqa: Y015
     _WhichOneofArgType__probe_failures: _TypeAlias = _typing.Literal["_probe_failures", b"_probe_failures"]  # noqa: Y015
+    _WhichOneofReturnType__reoccupied_bytes: _TypeAlias = _typing.Literal["reoccupied_bytes"]  # noqa: Y015
+    _WhichOneofArgType__reoccupied_bytes: _TypeAlias = _typing.Literal["_reoccupied_bytes", b"_reoccupied_bytes"]  # noqa: Y015
     _WhichOneofReturnType__total_served: _TypeAlias = _typing.Literal["total_served"]  # noqa: Y015
     _WhichOneofArgType__total_served: _TypeAlias = _typing.Literal["_total_served", b"_total_served"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__engine_running) -> _WhichOneofReturnType__engine_running | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__engine_waiting) -> _WhichOneofReturnType__engine_waiting | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__freed_bytes) -> _WhichOneofReturnType__freed_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__generation_tokens_total) -> _WhichOneofReturnType__generation_tokens_total | None: ...
     @_typing.overload
@@ -424,6 +477,8 @@ class WorkerReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_use) -> _WhichOneofReturnType__kv_use | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__probe_failures) -> _WhichOneofReturnType__probe_failures | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reoccupied_bytes) -> _WhichOneofReturnType__reoccupied_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__total_served) -> _WhichOneofReturnType__total_served | None: ...
 
@@ -438,6 +493,7 @@ class SessionResponse(_message.Message):
     REGISTER_AGAIN_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_S_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    VERBS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Generations compare only within one store."""
     revision: _builtins.int
@@ -450,6 +506,10 @@ class SessionResponse(_message.Message):
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DesiredWorker]:
         """All that this store wants of the node. Absence never stops a worker."""
 
+    @_builtins.property
+    def verbs(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerbOrder]:
+        """Sent again until they are answered or their time is over."""
+
     def __init__(
         self,
         *,
@@ -458,14 +518,138 @@ class SessionResponse(_message.Message):
         register_again: _builtins.bool = ...,
         heartbeat_interval_s: _builtins.float = ...,
         workers: _abc.Iterable[Global___DesiredWorker] | None = ...,
+        verbs: _abc.Iterable[Global___VerbOrder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "register_again", b"register_again", "revision", b"revision", "store_id", b"store_id", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_s", b"heartbeat_interval_s", "register_again", b"register_again", "revision", b"revision", "store_id", b"store_id", "verbs", b"verbs", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class VerbOrder(_message.Message):
+    """One verb for one engine: an order, not a wish. It is done once by an agent that lives on; one whose agent dies in
+    between may be done again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ArgsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    ARGS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    worker_id: _builtins.str
+    incarnation: _builtins.int
+    """Of the engine that is meant; another one answers FAILED_PRECONDITION."""
+    verb: _builtins.str
+    """ready, warm_up, load, capabilities, wait_idle, abort, abort_all, pause, resume, flush_cache, ..."""
+    timeout_s: _builtins.float
+    """For the whole verb."""
+    @_builtins.property
+    def args(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        verb: _builtins.str = ...,
+        args: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        timeout_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "incarnation", b"incarnation", "order_id", b"order_id", "timeout_s", b"timeout_s", "verb", b"verb", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerbOrder: _TypeAlias = VerbOrder  # noqa: Y015
+
+@_typing.final
+class VerbResult(_message.Message):
+    """What came of a verb. `code` is a gRPC status code; `reason`, `message` and `metadata` are its ErrorInfo."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    code: _builtins.int
+    """0: done."""
+    reason: _builtins.str
+    message: _builtins.str
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def result(self) -> _struct_pb2.Struct:
+        """Of a verb that asks."""
+
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.str = ...,
+        code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        result: _struct_pb2.Struct | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "metadata", b"metadata", "order_id", b"order_id", "reason", b"reason", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerbResult: _TypeAlias = VerbResult  # noqa: Y015
 
 @_typing.final
 class DesiredWorker(_message.Message):
@@ -483,6 +667,10 @@ class DesiredWorker(_message.Message):
     LAUNCH_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     AFTER_INCARNATION_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    START_ASLEEP_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHT_SOURCE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     generation: _builtins.int
@@ -498,6 +686,14 @@ class DesiredWorker(_message.Message):
     """Of the scaling event, W3C; the node's spans are its children. Empty: none."""
     after_incarnation: _builtins.int
     """Of RUN: the incarnation of a new engine is greater than this one, whatever the node's clock says. 0: none is known."""
+    sleep_level: _builtins.int
+    """With SLEEP: 1 keeps the weights in the host's memory, 2 drops them. 0: 1."""
+    start_asleep: _builtins.bool
+    """With SLEEP: where no engine runs, one is started, warmed up and put to sleep."""
+    weight_version: _builtins.str
+    """With RUN: that it shall serve; it changes while it is `paused`. Empty: what it has."""
+    weight_source: _builtins.str
+    """Folder that weight_version is loaded from."""
     @_builtins.property
     def launch(self) -> Global___EngineLaunch:
         """Of RUN."""
@@ -515,10 +711,14 @@ class DesiredWorker(_message.Message):
         launch: Global___EngineLaunch | None = ...,
         traceparent: _builtins.str = ...,
         after_incarnation: _builtins.int = ...,
+        sleep_level: _builtins.int = ...,
+        start_asleep: _builtins.bool = ...,
+        weight_version: _builtins.str = ...,
+        weight_source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["launch", b"launch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_in_flight", b"abort_in_flight", "after_incarnation", b"after_incarnation", "generation", b"generation", "kill", b"kill", "launch", b"launch", "paused", b"paused", "pool", b"pool", "traceparent", b"traceparent", "want", b"want", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_in_flight", b"abort_in_flight", "after_incarnation", b"after_incarnation", "generation", b"generation", "kill", b"kill", "launch", b"launch", "paused", b"paused", "pool", b"pool", "sleep_level", b"sleep_level", "start_asleep", b"start_asleep", "traceparent", b"traceparent", "want", b"want", "weight_source", b"weight_source", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -92,6 +92,31 @@ class ControlPlaneServiceStub:
                 request_serializer=springtide_dot_v1_dot_controlplane__pb2.UndrainWorkerRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_controlplane__pb2.UndrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.SleepWorker = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/SleepWorker',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.SleepWorkerRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.SleepWorkerResponse.FromString,
+                _registered_method=True)
+        self.LendWorker = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/LendWorker',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.LendWorkerRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.LendWorkerResponse.FromString,
+                _registered_method=True)
+        self.ReclaimWorker = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/ReclaimWorker',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.ReclaimWorkerRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.ReclaimWorkerResponse.FromString,
+                _registered_method=True)
+        self.WorkerVerb = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/WorkerVerb',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.WorkerVerbRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.WorkerVerbResponse.FromString,
+                _registered_method=True)
+        self.SetWeights = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/SetWeights',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.SetWeightsRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.SetWeightsResponse.FromString,
+                _registered_method=True)
         self.ActivateWorker = channel.unary_unary(
                 '/springtide.v1.ControlPlaneService/ActivateWorker',
                 request_serializer=springtide_dot_v1_dot_controlplane__pb2.ActivateWorkerRequest.SerializeToString,
@@ -237,8 +262,46 @@ class ControlPlaneServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SleepWorker(self, request, context):
+        """ACTIVE -> DRAINING -> INACTIVE/SLEEPING. The loop does not wake it. FAILED_PRECONDITION for an engine that cannot
+        release its memory; one that is asleep already is left so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LendWorker(self, request, context):
+        """Gives the GPUs of a sleeping worker to a job outside. It is not woken until they are claimed back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReclaimWorker(self, request, context):
+        """Ends a loan to a job outside; the node waits for the memory to be free before it wakes the worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WorkerVerb(self, request, context):
+        """One verb at a worker's engine, through its node's agent: flush_cache, abort, pause, profile, ... UNIMPLEMENTED names
+        the flag that the engine lacks; UNAVAILABLE when its node is away; DEADLINE_EXCEEDED after the time-out. A pause is
+        recorded and outlives every process.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetWeights(self, request, context):
+        """Which weights the pool's workers shall serve. Worker after worker changes; a new one joins with them only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ActivateWorker(self, request, context):
-        """INACTIVE -> STARTING, also after its start attempts ran out.
+        """INACTIVE -> STARTING, also after its start attempts ran out; a sleeping worker is woken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -381,6 +444,31 @@ def add_ControlPlaneServiceServicer_to_server(servicer, server):
                     servicer.UndrainWorker,
                     request_deserializer=springtide_dot_v1_dot_controlplane__pb2.UndrainWorkerRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_controlplane__pb2.UndrainWorkerResponse.SerializeToString,
+            ),
+            'SleepWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.SleepWorker,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.SleepWorkerRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.SleepWorkerResponse.SerializeToString,
+            ),
+            'LendWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.LendWorker,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.LendWorkerRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.LendWorkerResponse.SerializeToString,
+            ),
+            'ReclaimWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReclaimWorker,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.ReclaimWorkerRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.ReclaimWorkerResponse.SerializeToString,
+            ),
+            'WorkerVerb': grpc.unary_unary_rpc_method_handler(
+                    servicer.WorkerVerb,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.WorkerVerbRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.WorkerVerbResponse.SerializeToString,
+            ),
+            'SetWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWeights,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.SetWeightsRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.SetWeightsResponse.SerializeToString,
             ),
             'ActivateWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.ActivateWorker,
@@ -748,6 +836,141 @@ class ControlPlaneService:
             '/springtide.v1.ControlPlaneService/UndrainWorker',
             springtide_dot_v1_dot_controlplane__pb2.UndrainWorkerRequest.SerializeToString,
             springtide_dot_v1_dot_controlplane__pb2.UndrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SleepWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/SleepWorker',
+            springtide_dot_v1_dot_controlplane__pb2.SleepWorkerRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.SleepWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LendWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/LendWorker',
+            springtide_dot_v1_dot_controlplane__pb2.LendWorkerRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.LendWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReclaimWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/ReclaimWorker',
+            springtide_dot_v1_dot_controlplane__pb2.ReclaimWorkerRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.ReclaimWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WorkerVerb(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/WorkerVerb',
+            springtide_dot_v1_dot_controlplane__pb2.WorkerVerbRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.WorkerVerbResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/SetWeights',
+            springtide_dot_v1_dot_controlplane__pb2.SetWeightsRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.SetWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

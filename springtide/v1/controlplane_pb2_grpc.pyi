@@ -36,8 +36,23 @@ class ControlPlaneServiceStub:
     """ACTIVE -> DRAINING. The loop does not undo it."""
     UndrainWorker: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.UndrainWorkerRequest, _controlplane_pb2.UndrainWorkerResponse]
     """DRAINING -> ACTIVE; FAILED_PRECONDITION from RELEASING on."""
+    SleepWorker: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.SleepWorkerRequest, _controlplane_pb2.SleepWorkerResponse]
+    """ACTIVE -> DRAINING -> INACTIVE/SLEEPING. The loop does not wake it. FAILED_PRECONDITION for an engine that cannot
+    release its memory; one that is asleep already is left so.
+    """
+    LendWorker: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.LendWorkerRequest, _controlplane_pb2.LendWorkerResponse]
+    """Gives the GPUs of a sleeping worker to a job outside. It is not woken until they are claimed back."""
+    ReclaimWorker: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ReclaimWorkerRequest, _controlplane_pb2.ReclaimWorkerResponse]
+    """Ends a loan to a job outside; the node waits for the memory to be free before it wakes the worker."""
+    WorkerVerb: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.WorkerVerbRequest, _controlplane_pb2.WorkerVerbResponse]
+    """One verb at a worker's engine, through its node's agent: flush_cache, abort, pause, profile, ... UNIMPLEMENTED names
+    the flag that the engine lacks; UNAVAILABLE when its node is away; DEADLINE_EXCEEDED after the time-out. A pause is
+    recorded and outlives every process.
+    """
+    SetWeights: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.SetWeightsRequest, _controlplane_pb2.SetWeightsResponse]
+    """Which weights the pool's workers shall serve. Worker after worker changes; a new one joins with them only."""
     ActivateWorker: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ActivateWorkerRequest, _controlplane_pb2.ActivateWorkerResponse]
-    """INACTIVE -> STARTING, also after its start attempts ran out."""
+    """INACTIVE -> STARTING, also after its start attempts ran out; a sleeping worker is woken."""
     CancelWorker: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.CancelWorkerRequest, _controlplane_pb2.CancelWorkerResponse]
     """STARTING -> INACTIVE."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ListNodesRequest, _controlplane_pb2.ListNodesResponse]
@@ -150,12 +165,57 @@ class ControlPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         """DRAINING -> ACTIVE; FAILED_PRECONDITION from RELEASING on."""
 
     @_abc_1.abstractmethod
+    def SleepWorker(
+        self,
+        request: _controlplane_pb2.SleepWorkerRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.SleepWorkerRequest, _abc.Awaitable[_controlplane_pb2.SleepWorkerResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.SleepWorkerResponse]:
+        """ACTIVE -> DRAINING -> INACTIVE/SLEEPING. The loop does not wake it. FAILED_PRECONDITION for an engine that cannot
+        release its memory; one that is asleep already is left so.
+        """
+
+    @_abc_1.abstractmethod
+    def LendWorker(
+        self,
+        request: _controlplane_pb2.LendWorkerRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.LendWorkerRequest, _abc.Awaitable[_controlplane_pb2.LendWorkerResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.LendWorkerResponse]:
+        """Gives the GPUs of a sleeping worker to a job outside. It is not woken until they are claimed back."""
+
+    @_abc_1.abstractmethod
+    def ReclaimWorker(
+        self,
+        request: _controlplane_pb2.ReclaimWorkerRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.ReclaimWorkerRequest, _abc.Awaitable[_controlplane_pb2.ReclaimWorkerResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.ReclaimWorkerResponse]:
+        """Ends a loan to a job outside; the node waits for the memory to be free before it wakes the worker."""
+
+    @_abc_1.abstractmethod
+    def WorkerVerb(
+        self,
+        request: _controlplane_pb2.WorkerVerbRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.WorkerVerbRequest, _abc.Awaitable[_controlplane_pb2.WorkerVerbResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.WorkerVerbResponse]:
+        """One verb at a worker's engine, through its node's agent: flush_cache, abort, pause, profile, ... UNIMPLEMENTED names
+        the flag that the engine lacks; UNAVAILABLE when its node is away; DEADLINE_EXCEEDED after the time-out. A pause is
+        recorded and outlives every process.
+        """
+
+    @_abc_1.abstractmethod
+    def SetWeights(
+        self,
+        request: _controlplane_pb2.SetWeightsRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.SetWeightsRequest, _abc.Awaitable[_controlplane_pb2.SetWeightsResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.SetWeightsResponse]:
+        """Which weights the pool's workers shall serve. Worker after worker changes; a new one joins with them only."""
+
+    @_abc_1.abstractmethod
     def ActivateWorker(
         self,
         request: _controlplane_pb2.ActivateWorkerRequest,
         context: _aio.ServicerContext[_controlplane_pb2.ActivateWorkerRequest, _abc.Awaitable[_controlplane_pb2.ActivateWorkerResponse]],
     ) -> _abc.Awaitable[_controlplane_pb2.ActivateWorkerResponse]:
-        """INACTIVE -> STARTING, also after its start attempts ran out."""
+        """INACTIVE -> STARTING, also after its start attempts ran out; a sleeping worker is woken."""
 
     @_abc_1.abstractmethod
     def CancelWorker(

@@ -247,6 +247,34 @@ DRAIN_ACTION_KILL: DrainAction.ValueType  # 3
 """The engine is killed at once."""
 Global___DrainAction: _TypeAlias = DrainAction  # noqa: Y015
 
+class _ScaleDown:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ScaleDownEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScaleDown.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SCALE_DOWN_UNSPECIFIED: _ScaleDown.ValueType  # 0
+    """Read as STOP."""
+    SCALE_DOWN_STOP: _ScaleDown.ValueType  # 1
+    """The engine is stopped."""
+    SCALE_DOWN_SLEEP: _ScaleDown.ValueType  # 2
+    """Its memory is released and its process kept; waking it is preferred to a start."""
+    SCALE_DOWN_SLEEP_THEN_STOP: _ScaleDown.ValueType  # 3
+    """It sleeps for a while, then it is stopped."""
+
+class ScaleDown(_ScaleDown, metaclass=_ScaleDownEnumTypeWrapper):
+    """What becomes of a worker that scaling takes out."""
+
+SCALE_DOWN_UNSPECIFIED: ScaleDown.ValueType  # 0
+"""Read as STOP."""
+SCALE_DOWN_STOP: ScaleDown.ValueType  # 1
+"""The engine is stopped."""
+SCALE_DOWN_SLEEP: ScaleDown.ValueType  # 2
+"""Its memory is released and its process kept; waking it is preferred to a start."""
+SCALE_DOWN_SLEEP_THEN_STOP: ScaleDown.ValueType  # 3
+"""It sleeps for a while, then it is stopped."""
+Global___ScaleDown: _TypeAlias = ScaleDown  # noqa: Y015
+
 class _DecisionResult:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -439,6 +467,12 @@ class PoolSpec(_message.Message):
     RESOURCES_FIELD_NUMBER: _builtins.int
     ROUTING_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    SCALE_DOWN_FIELD_NUMBER: _builtins.int
+    SLEEP_STOP_AFTER_S_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    LEND_GPUS_FIELD_NUMBER: _builtins.int
+    SPARES_FIELD_NUMBER: _builtins.int
+    MAX_WEIGHT_UPDATES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?, unique."""
     engine: _builtins.str
@@ -475,6 +509,18 @@ class PoolSpec(_message.Message):
     """Slow start after ACTIVE: the weight grows from 0.1 to 1 over this time. 0: none."""
     max_start_attempts: _builtins.int
     """Starts of one worker in a row before it is reported and left. 0: 5."""
+    scale_down: Global___ScaleDown.ValueType
+    """An engine that cannot release its memory is stopped whatever this says."""
+    sleep_stop_after_s: _builtins.float
+    """With SLEEP_THEN_STOP: asleep for so long, it is stopped. 0: 600."""
+    sleep_level: _builtins.int
+    """1: weights are kept in the host's memory; 2: dropped, loaded again on waking. 0: 1."""
+    lend_gpus: _builtins.bool
+    """Workers of other pools may use the GPUs of its sleeping workers until these are to wake."""
+    spares: _builtins.int
+    """Workers kept asleep, beside those that scaling wants. Each holds its GPUs."""
+    max_weight_updates: _builtins.int
+    """Workers that change weights at a time; the others serve on meanwhile. 0: 1."""
     @_builtins.property
     def policy(self) -> Global___PolicySpec: ...
     @_builtins.property
@@ -530,10 +576,16 @@ class PoolSpec(_message.Message):
         resources: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         routing: Global___RoutingSpec | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        scale_down: Global___ScaleDown.ValueType = ...,
+        sleep_stop_after_s: _builtins.float = ...,
+        sleep_level: _builtins.int = ...,
+        lend_gpus: _builtins.bool = ...,
+        spares: _builtins.int = ...,
+        max_weight_updates: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "initial_workers", b"initial_workers", "max_workers", b"max_workers", "min_workers", b"min_workers", "policy", b"policy", "routing", b"routing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "drain_action", b"drain_action", "drain_timeout_s", b"drain_timeout_s", "engine", b"engine", "engine_args", b"engine_args", "engine_env", b"engine_env", "initial_workers", b"initial_workers", "interpreter", b"interpreter", "labels", b"labels", "max_in_flight", b"max_in_flight", "max_start_attempts", b"max_start_attempts", "max_waiting", b"max_waiting", "max_workers", b"max_workers", "min_workers", b"min_workers", "model", b"model", "name", b"name", "placement", b"placement", "policy", b"policy", "ramp_s", b"ramp_s", "resources", b"resources", "role", b"role", "routing", b"routing", "served_model_name", b"served_model_name", "start_timeout_s", b"start_timeout_s", "stop_grace_s", b"stop_grace_s", "tensor_parallel_size", b"tensor_parallel_size", "waiting_timeout_s", b"waiting_timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "drain_action", b"drain_action", "drain_timeout_s", b"drain_timeout_s", "engine", b"engine", "engine_args", b"engine_args", "engine_env", b"engine_env", "initial_workers", b"initial_workers", "interpreter", b"interpreter", "labels", b"labels", "lend_gpus", b"lend_gpus", "max_in_flight", b"max_in_flight", "max_start_attempts", b"max_start_attempts", "max_waiting", b"max_waiting", "max_weight_updates", b"max_weight_updates", "max_workers", b"max_workers", "min_workers", b"min_workers", "model", b"model", "name", b"name", "placement", b"placement", "policy", b"policy", "ramp_s", b"ramp_s", "resources", b"resources", "role", b"role", "routing", b"routing", "scale_down", b"scale_down", "served_model_name", b"served_model_name", "sleep_level", b"sleep_level", "sleep_stop_after_s", b"sleep_stop_after_s", "spares", b"spares", "start_timeout_s", b"start_timeout_s", "stop_grace_s", b"stop_grace_s", "tensor_parallel_size", b"tensor_parallel_size", "waiting_timeout_s", b"waiting_timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__initial_workers: _TypeAlias = _typing.Literal["initial_workers"]  # noqa: Y015
     _WhichOneofArgType__initial_workers: _TypeAlias = _typing.Literal["_initial_workers", b"_initial_workers"]  # noqa: Y015
@@ -604,6 +656,9 @@ class PoolStatus(_message.Message):
     TOTAL_CAPACITY_FIELD_NUMBER: _builtins.int
     CONDITIONS_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    WEIGHT_SOURCE_FIELD_NUMBER: _builtins.int
+    SLEEPING_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BEHIND_FIELD_NUMBER: _builtins.int
     desired_workers: _builtins.int
     """STARTING + ACTIVE that the pool converges to."""
     active: _builtins.int
@@ -625,6 +680,12 @@ class PoolStatus(_message.Message):
     total_capacity: _builtins.int
     """active x capacity per worker, requests."""
     weight_version: _builtins.str
+    weight_source: _builtins.str
+    """Where weight_version is loaded from: a folder on the nodes. Empty: the pool's model."""
+    sleeping: _builtins.int
+    """Part of `inactive`: asleep, memory released."""
+    weights_behind: _builtins.int
+    """ACTIVE workers that do not have weight_version yet."""
     @_builtins.property
     def hold_until(self) -> _timestamp_pb2.Timestamp:
         """Scaling is paused until then. Absent: not paused."""
@@ -652,10 +713,13 @@ class PoolStatus(_message.Message):
         total_capacity: _builtins.int = ...,
         conditions: _abc.Iterable[_builtins.str] | None = ...,
         weight_version: _builtins.str = ...,
+        weight_source: _builtins.str = ...,
+        sleeping: _builtins.int = ...,
+        weights_behind: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight", "_load_ratio", b"_load_ratio", "_manual_workers", b"_manual_workers", "_waiting", b"_waiting", "hold_until", b"hold_until", "in_flight", b"in_flight", "load_ratio", b"load_ratio", "manual_workers", b"manual_workers", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight", "_load_ratio", b"_load_ratio", "_manual_workers", b"_manual_workers", "_waiting", b"_waiting", "active", b"active", "conditions", b"conditions", "desired_workers", b"desired_workers", "draining", b"draining", "hold_reason", b"hold_reason", "hold_until", b"hold_until", "in_flight", b"in_flight", "inactive", b"inactive", "load_ratio", b"load_ratio", "manual_workers", b"manual_workers", "pending", b"pending", "starting", b"starting", "total", b"total", "total_capacity", b"total_capacity", "waiting", b"waiting", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight", "_load_ratio", b"_load_ratio", "_manual_workers", b"_manual_workers", "_waiting", b"_waiting", "active", b"active", "conditions", b"conditions", "desired_workers", b"desired_workers", "draining", b"draining", "hold_reason", b"hold_reason", "hold_until", b"hold_until", "in_flight", b"in_flight", "inactive", b"inactive", "load_ratio", b"load_ratio", "manual_workers", b"manual_workers", "pending", b"pending", "sleeping", b"sleeping", "starting", b"starting", "total", b"total", "total_capacity", b"total_capacity", "waiting", b"waiting", "weight_source", b"weight_source", "weight_version", b"weight_version", "weights_behind", b"weights_behind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__in_flight: _TypeAlias = _typing.Literal["in_flight"]  # noqa: Y015
     _WhichOneofArgType__in_flight: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight"]  # noqa: Y015
@@ -912,6 +976,26 @@ class Worker(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MissingVerbsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
@@ -941,6 +1025,10 @@ class Worker(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    REOCCUPIED_BYTES_FIELD_NUMBER: _builtins.int
+    LENT_TO_FIELD_NUMBER: _builtins.int
+    MISSING_VERBS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     node_id: _builtins.str
@@ -977,6 +1065,12 @@ class Worker(_message.Message):
     """W3C context of the scaling event that it is part of."""
     revision: _builtins.int
     engine: _builtins.str
+    freed_bytes: _builtins.int
+    """By its last sleep, measured on its GPUs (at its processes where these are simulated)."""
+    reoccupied_bytes: _builtins.int
+    """By its last wake, measured alike."""
+    lent_to: _builtins.str
+    """The job outside that has its GPUs while it sleeps. Empty: none."""
     @_builtins.property
     def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -987,6 +1081,10 @@ class Worker(_message.Message):
 
     @_builtins.property
     def exit(self) -> Global___ExitInfo: ...
+    @_builtins.property
+    def missing_verbs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What its engine cannot do, with the flag or device that it lacks."""
+
     def __init__(
         self,
         *,
@@ -1019,19 +1117,27 @@ class Worker(_message.Message):
         traceparent: _builtins.str = ...,
         revision: _builtins.int = ...,
         engine: _builtins.str = ...,
+        freed_bytes: _builtins.int | None = ...,
+        reoccupied_bytes: _builtins.int | None = ...,
+        lent_to: _builtins.str = ...,
+        missing_verbs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_total_served", b"_total_served", "deadline", b"deadline", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "in_flight", b"in_flight", "kv_use", b"kv_use", "state_since", b"state_since", "total_served", b"total_served"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "deadline", b"deadline", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "in_flight", b"in_flight", "kv_use", b"kv_use", "reoccupied_bytes", b"reoccupied_bytes", "state_since", b"state_since", "total_served", b"total_served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_total_served", b"_total_served", "admission", b"admission", "attempts", b"attempts", "condition", b"condition", "deadline", b"deadline", "endpoint", b"endpoint", "engine", b"engine", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "generation", b"generation", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "message", b"message", "node_id", b"node_id", "observed_generation", b"observed_generation", "phase", b"phase", "pool", b"pool", "reason", b"reason", "revision", b"revision", "state", b"state", "state_since", b"state_since", "total_served", b"total_served", "traceparent", b"traceparent", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "admission", b"admission", "attempts", b"attempts", "condition", b"condition", "deadline", b"deadline", "endpoint", b"endpoint", "engine", b"engine", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "lent_to", b"lent_to", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "message", b"message", "missing_verbs", b"missing_verbs", "node_id", b"node_id", "observed_generation", b"observed_generation", "phase", b"phase", "pool", b"pool", "reason", b"reason", "reoccupied_bytes", b"reoccupied_bytes", "revision", b"revision", "state", b"state", "state_since", b"state_since", "total_served", b"total_served", "traceparent", b"traceparent", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__engine_running: _TypeAlias = _typing.Literal["engine_running"]  # noqa: Y015
     _WhichOneofArgType__engine_running: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running"]  # noqa: Y015
     _WhichOneofReturnType__engine_waiting: _TypeAlias = _typing.Literal["engine_waiting"]  # noqa: Y015
     _WhichOneofArgType__engine_waiting: _TypeAlias = _typing.Literal["_engine_waiting", b"_engine_waiting"]  # noqa: Y015
+    _WhichOneofReturnType__freed_bytes: _TypeAlias = _typing.Literal["freed_bytes"]  # noqa: Y015
+    _WhichOneofArgType__freed_bytes: _TypeAlias = _typing.Literal["_freed_bytes", b"_freed_bytes"]  # noqa: Y015
     _WhichOneofReturnType__in_flight: _TypeAlias = _typing.Literal["in_flight"]  # noqa: Y015
     _WhichOneofArgType__in_flight: _TypeAlias = _typing.Literal["_in_flight", b"_in_flight"]  # noqa: Y015
     _WhichOneofReturnType__kv_use: _TypeAlias = _typing.Literal["kv_use"]  # noqa: Y015
     _WhichOneofArgType__kv_use: _TypeAlias = _typing.Literal["_kv_use", b"_kv_use"]  # noqa: Y015
+    _WhichOneofReturnType__reoccupied_bytes: _TypeAlias = _typing.Literal["reoccupied_bytes"]  # noqa: Y015
+    _WhichOneofArgType__reoccupied_bytes: _TypeAlias = _typing.Literal["_reoccupied_bytes", b"_reoccupied_bytes"]  # noqa: Y015
     _WhichOneofReturnType__total_served: _TypeAlias = _typing.Literal["total_served"]  # noqa: Y015
     _WhichOneofArgType__total_served: _TypeAlias = _typing.Literal["_total_served", b"_total_served"]  # noqa: Y015
     @_typing.overload
@@ -1039,9 +1145,13 @@ class Worker(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__engine_waiting) -> _WhichOneofReturnType__engine_waiting | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__freed_bytes) -> _WhichOneofReturnType__freed_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__in_flight) -> _WhichOneofReturnType__in_flight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_use) -> _WhichOneofReturnType__kv_use | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reoccupied_bytes) -> _WhichOneofReturnType__reoccupied_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__total_served) -> _WhichOneofReturnType__total_served | None: ...
 
