@@ -3,62 +3,17 @@
 A provider never chooses: the control plane names groups and nodes, the provider starts and stops exactly those. Every
 call is idempotent by group id. An outcome that is not known (a timeout, a lost answer) is raised as `OutcomeUnknown`;
 the caller then looks with `list` before it repeats anything.
+
+Its module has `create(config: Mapping[str, Any], context: ProviderContext) -> Provider` (provisioner.context).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Sequence
 from typing import Protocol
 
+from springtide.model.provisioning import CapabilitySet, GroupOrder, ProvidedNode
+from springtide.model.provisioning import ProvidedPhase as Phase
 
-class Phase(Enum):
-    """How far a group's node is at its provider."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    ENDING = "ENDING"
-    ENDED = "ENDED"
-
-
-@dataclass(frozen=True, slots=True)
-class CapabilitySet:
-    """What nodes of one kind are like, and how many of them there can be. Fields as in provisioner.proto."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    gpus_per_node: int = 0
-    resources: Mapping[str, int] = field(default_factory=dict)
-    max_nodes: int = 0
-    nodes_per_unit: int = 1
-    spot: bool = False
-    cost_per_hour: float = 0.0
-    available_nodes: int | None = None
-    keep_nodes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOrder:
-    """Have this group of nodes. `join_token` is a secret: it goes into environments, never into argv or logs."""
-
-    group_id: str
-    capability_set: str
-    node_ids: tuple[str, ...]
-    join_token: str = field(default="", repr=False)
-    traceparent: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ProvidedNode:
-    """One node as its provider sees it now."""
-
-    node_id: str
-    group_id: str
-    capability_set: str
-    phase: Phase
-    reference: str = ""  # the provider's own name, e.g. a job id
-    reason: str = ""  # UPPER_SNAKE, of ENDING and ENDED
-    message: str = ""
-    ends_in_s: float | None = None  # seconds until it is taken away; None: no end is known
+__all__ = ["CapabilitySet", "GroupOrder", "OutcomeUnknown", "Phase", "ProvidedNode", "Provider", "Refused"]
 
 
 class Refused(Exception):
