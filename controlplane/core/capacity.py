@@ -214,9 +214,7 @@ def _falling(points: list[tuple[float, float, float]]) -> list[_Block]:
     blocks: list[_Block] = []
     for load, share, weight in points:
         blocks.append(_Block(load, load, share, weight))
-        while len(blocks) > 1 and (
-            blocks[-2].share <= blocks[-1].share or blocks[-2].high == blocks[-1].low
-        ):
+        while len(blocks) > 1 and (blocks[-2].share <= blocks[-1].share or blocks[-2].high == blocks[-1].low):
             a, b = blocks[-2:]
             both = a.weight + b.weight
             blocks[-2:] = [_Block(a.low, b.high, (a.share * a.weight + b.share * b.weight) / both, both)]

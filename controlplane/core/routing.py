@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from controlplane.core.policies.content import routing_of
 from controlplane.core.snapshot import Snapshot
 from springtide.model.enums import State
 from springtide.model.routing import RoutedPool, RoutedWorker, RoutingDelta, RoutingTable
@@ -41,7 +42,7 @@ def routing_table(snapshot: Snapshot) -> RoutingTable:
             starting=starting.get(name, 0),
             max_workers=0 if pool.intent.deleting else pool.spec.max_workers,
             engine=pool.spec.engine,
-            routing=pool.spec.routing,
+            routing=routing_of(pool.spec),
             role=pool.spec.role,
             start_up_s=_start_up_s(snapshot, name),
         )

@@ -93,12 +93,20 @@ def _check_bounds(spec: PoolSpec) -> None:
 
 
 def _check_numbers(spec: PoolSpec) -> None:
-    above_zero = ("waiting_timeout_s", "start_timeout_s", "stop_grace_s", "max_start_attempts", "max_waiting")
+    above_zero = (
+        *("waiting_timeout_s", "start_timeout_s", "stop_grace_s", "max_start_attempts", "max_waiting"),
+        *("sleep_stop_after_s", "max_weight_updates"),
+    )
     for name in above_zero:
         value, default = getattr(spec, name), getattr(_DEFAULTS, name)
         if not value > 0:
             raise _bad(name, value, "it is not above 0", f"Leave it out for {default:g}.")
-    for name in ("max_in_flight", "drain_timeout_s", "ramp_s"):
+    if spec.sleep_level not in (1, 2):
+        remedy = "Use 1 (weights stay in the host's memory) or 2 (weights are loaded again on waking)."
+        raise _bad("sleep_level", spec.sleep_level, "it is no level", remedy)
+    if spec.spares > MOST_WORKERS:
+        raise _bad("spares", spec.spares, f"{MOST_WORKERS} is the most", f"Give {MOST_WORKERS} or less.")
+    for name in ("max_in_flight", "drain_timeout_s", "ramp_s", "spares"):
         if not getattr(spec, name) >= 0:
             raise _bad(name, getattr(spec, name), "it is negative", "Give 0 (the default) or more.")
     for key, amount in spec.resources.items():

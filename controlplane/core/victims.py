@@ -6,6 +6,7 @@ upper bound, and another start remains), and the last worker that is able to ser
 
 from controlplane.core.draft import Draft
 from controlplane.core.signals import in_flight_of, waiting_of
+from controlplane.core.supply import demands_of, offers_of
 from controlplane.core.worker import id_order
 from springtide.model.enums import Condition, Phase, State
 from springtide.model.pool import Pool
@@ -24,9 +25,26 @@ def choose_victim(draft: Draft, pool: Pool, candidates: list[Worker], *, spare_w
             starts = [worker for worker in allowed if worker.state is State.STARTING]
             over = len(candidates) > pool.spec.max_workers and len(starts) > 1
             allowed = allowed if over else [worker for worker in allowed if worker.state is not State.STARTING]
-        elif len(serving) == 1:
-            allowed = [worker for worker in allowed if worker is not serving[0]]
+        else:
+            last = _last_able(draft, pool, serving)
+            allowed = [worker for worker in allowed if worker.worker_id not in last]
     return min(allowed, key=lambda worker: _rank(draft, pool, worker), default=None)
+
+
+def _last_able(draft: Draft, pool: Pool, serving: list[Worker]) -> set[str]:
+    """Workers that are the only ones to serve some requests: by what these need, where routers tell."""
+    asked = [demand.needs for demand in demands_of(draft.snapshot, pool.name, draft.now) if demand.tasks]
+    found: set[str] = set()
+    for needs in asked or [frozenset[str]()]:
+        able = [worker for worker in serving if not needs or needs <= _offers(draft, pool, worker)]
+        if len(able) == 1:
+            found.add(able[0].worker_id)
+    return found
+
+
+def _offers(draft: Draft, pool: Pool, worker: Worker) -> frozenset[str]:
+    node = draft.nodes.get(worker.intent.node_id)
+    return offers_of(node, pool) if node is not None else frozenset()
 
 
 def _rank(draft: Draft, pool: Pool, worker: Worker) -> tuple[int, int, tuple[str, int, str]]:

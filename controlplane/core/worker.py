@@ -74,7 +74,12 @@ class Cause(StrEnum):
     UNROUTED = "UNROUTED"  # routers and node: nothing new reaches it
     ABORT = "ABORT"  # clock: the drain's deadline; cut what is left
     OVERDUE = "OVERDUE"  # clock: the drain's deadline; only say so
-    RELEASE = "RELEASE"  # node or clock: idle, or cut; stop the engine
+    RELEASE = "RELEASE"  # node or clock: idle, or cut; stop the engine, or put it to sleep
+    SLEPT = "SLEPT"  # node: the memory is released, the process kept
+    WAKE = "WAKE"  # loop or operator: a sleeper is to serve again, on the slice that it kept
+    DOZE = "DOZE"  # loop: a start that was a wake, or ends asleep, is no longer wanted awake
+    RETIRE = "RETIRE"  # loop or clock: a sleeper is to be stopped
+    PROMOTE = "PROMOTE"  # loop: a start that was to end asleep serves instead
     ESCALATE = "ESCALATE"  # clock: stopping takes too long; no grace any more
     STOP = "STOP"  # node: the process is gone, as wanted
     UNDRAIN = "UNDRAIN"  # loop or operator: keep it after all
@@ -82,6 +87,7 @@ class Cause(StrEnum):
     RECOVER = "RECOVER"  # node: heard and healthy again
     PAUSE = "PAUSE"  # operator or trainer: admission closed for a while
     OPEN = "OPEN"  # operator or clock: admission open again
+    REWEIGH = "REWEIGH"  # loop: it shall serve another weight version
     SETTLE = "SETTLE"  # clock: active for so long that earlier failures no longer count
 
 
@@ -103,6 +109,7 @@ _RELEASING: Place = (State.DRAINING, Phase.RELEASING)
 _STOPPED: Place = (State.INACTIVE, Phase.STOPPED)
 _FAILED: Place = (State.INACTIVE, Phase.FAILED)
 _LOST: Place = (State.INACTIVE, Phase.LOST)
+_SLEEPING: Place = (State.INACTIVE, Phase.SLEEPING)
 _LIVE: tuple[Place, ...] = (*_STARTING, _ACTIVE, _UNROUTING, _FINISHING, _RELEASING)
 
 
@@ -119,8 +126,8 @@ EDGES: Mapping[Cause, Mapping[Place, Place]] = {
     Cause.WARMING: _progress(4, Phase.WARMING),
     Cause.READY: dict.fromkeys(_STARTING, _ACTIVE),
     Cause.CANCEL: dict.fromkeys(_STARTING, _STOPPED),
-    Cause.FAIL: dict.fromkeys(_LIVE, _FAILED),
-    Cause.LOSE: dict.fromkeys(_LIVE, _LOST),
+    Cause.FAIL: dict.fromkeys((*_LIVE, _SLEEPING), _FAILED),
+    Cause.LOSE: dict.fromkeys((*_LIVE, _SLEEPING), _LOST),
     Cause.ADOPT: {_LOST: (State.STARTING, Phase.ADOPTING)},
     Cause.DISMISS: {_LOST: _STOPPED},
     Cause.FREE: {_STOPPED: _STOPPED, _FAILED: _FAILED},
@@ -129,6 +136,11 @@ EDGES: Mapping[Cause, Mapping[Place, Place]] = {
     Cause.ABORT: {_FINISHING: _FINISHING},
     Cause.OVERDUE: {_FINISHING: _FINISHING},
     Cause.RELEASE: {_FINISHING: _RELEASING},
+    Cause.SLEPT: {_RELEASING: _SLEEPING, **dict.fromkeys(_STARTING, _SLEEPING)},
+    Cause.WAKE: {_SLEEPING: _STARTING[0]},
+    Cause.DOZE: dict.fromkeys(_STARTING, _SLEEPING),
+    Cause.RETIRE: {_SLEEPING: _STOPPED},
+    Cause.PROMOTE: {place: place for place in _STARTING},
     Cause.ESCALATE: {_RELEASING: _RELEASING},
     Cause.STOP: dict.fromkeys((_UNROUTING, _FINISHING, _RELEASING), _STOPPED),
     Cause.UNDRAIN: dict.fromkeys((_UNROUTING, _FINISHING), _ACTIVE),
@@ -136,6 +148,7 @@ EDGES: Mapping[Cause, Mapping[Place, Place]] = {
     Cause.RECOVER: {_ACTIVE: _ACTIVE},
     Cause.PAUSE: {_ACTIVE: _ACTIVE},
     Cause.OPEN: {_ACTIVE: _ACTIVE},
+    Cause.REWEIGH: {_ACTIVE: _ACTIVE, **{place: place for place in _STARTING}},
     Cause.SETTLE: {_ACTIVE: _ACTIVE},
 }
 
@@ -151,29 +164,55 @@ _SETS: Mapping[Cause, Mapping[str, Any]] = {
         "next_attempt_at": None,
         "paused_until": None,
         "paused_reason": "",
+        "sleep_level": 0,
+        "waking": False,
+        "spare": False,
+        "lent_to": "",
     },
-    Cause.READY: {"deadline": None, "condition": Condition.HEALTHY, "suspect_since": None},
-    Cause.CANCEL: {"deadline": None},
-    Cause.FAIL: {"deadline": None, "unrouted_revision": None, "abort_in_flight": False},
+    Cause.READY: {"deadline": None, "condition": Condition.HEALTHY, "suspect_since": None, "waking": False},
+    Cause.CANCEL: {"deadline": None, "waking": False, "spare": False, "sleep_level": 0},
+    Cause.FAIL: {
+        "deadline": None,
+        "unrouted_revision": None,
+        "abort_in_flight": False,
+        "waking": False,
+        "spare": False,
+        "sleep_level": 0,
+    },
     Cause.LOSE: {"deadline": None, "unrouted_revision": None, "abort_in_flight": False, "kill": False},
     Cause.ADOPT: {"condition": Condition.HEALTHY, "held": False},
     Cause.FREE: {"gpu_ids": ()},
-    Cause.DRAIN: {"unrouted_revision": None, "abort_in_flight": False, "kill": False},
+    Cause.DRAIN: {"unrouted_revision": None, "abort_in_flight": False, "kill": False, "sleep_level": 0},
     Cause.ABORT: {"abort_in_flight": True},
     Cause.OVERDUE: {"deadline": None},
-    Cause.ESCALATE: {"kill": True, "deadline": None},
+    Cause.SLEPT: {
+        "deadline": None,
+        "unrouted_revision": None,
+        "abort_in_flight": False,
+        "kill": False,
+        "spare": False,
+        "waking": False,
+        "attempts": 0,
+        "next_attempt_at": None,
+    },
+    Cause.DOZE: {"deadline": None, "spare": False, "waking": False, "attempts": 0, "next_attempt_at": None},
+    Cause.RETIRE: {"sleep_level": 0},
+    Cause.PROMOTE: {"spare": False, "sleep_level": 0},
+    Cause.ESCALATE: {"kill": True, "deadline": None, "sleep_level": 0},
     Cause.STOP: {
         "deadline": None,
         "unrouted_revision": None,
         "abort_in_flight": False,
         "kill": False,
         "gpu_ids": (),
+        "sleep_level": 0,
     },
     Cause.UNDRAIN: {
         "deadline": None,
         "unrouted_revision": None,
         "abort_in_flight": False,
         "held": False,
+        "sleep_level": 0,
     },
     Cause.SUSPECT: {"condition": Condition.SUSPECT},
     Cause.RECOVER: {"condition": Condition.HEALTHY, "suspect_since": None},
@@ -183,7 +222,9 @@ _SETS: Mapping[Cause, Mapping[str, Any]] = {
 }
 
 # Causes that leave the reason of the state as it is, because they say something else than why it is in that state.
-_KEEPS_REASON = frozenset({Cause.SUSPECT, Cause.RECOVER, Cause.PAUSE, Cause.OPEN, Cause.SETTLE, Cause.FREE})
+_KEEPS_REASON = frozenset(
+    {Cause.SUSPECT, Cause.RECOVER, Cause.PAUSE, Cause.OPEN, Cause.SETTLE, Cause.FREE, Cause.REWEIGH, Cause.PROMOTE}
+)
 
 
 class IllegalEdge(Internal):
@@ -208,12 +249,25 @@ class Order:
     abort_in_flight: bool = False
     kill: bool = False
     node_id: str = ""
+    sleep_level: int = 0
+    start_asleep: bool = False
+    weight_version: str = ""
 
 
 def order_of(intent: WorkerIntent) -> Order:
     """The order that follows from an intent. INACTIVE is STOP also after its slice is free: that is not a new wish."""
+    if intent.state is State.STARTING and intent.spare:
+        return Order(Want.SLEEP, node_id=intent.node_id, sleep_level=intent.sleep_level or 1, start_asleep=True)
     if intent.state in (State.STARTING, State.ACTIVE):
-        return Order(Want.RUN, paused=intent.admission is Admission.PAUSED, node_id=intent.node_id)
+        return Order(
+            Want.RUN,
+            paused=intent.admission is Admission.PAUSED,
+            abort_in_flight=intent.admission is Admission.PAUSED and intent.abort_in_flight,
+            node_id=intent.node_id,
+            weight_version=intent.weight_version,
+        )
+    if intent.phase is Phase.SLEEPING or (intent.phase is Phase.RELEASING and intent.sleep_level and not intent.kill):
+        return Order(Want.SLEEP, node_id=intent.node_id, sleep_level=intent.sleep_level or 1)
     if intent.state is State.DRAINING:
         if intent.phase is Phase.RELEASING:
             return Order(Want.STOP, kill=intent.kill, node_id=intent.node_id)
@@ -237,6 +291,8 @@ def can(worker: Worker, cause: Cause) -> bool:
     """Whether `cause` applies to the worker's place (a START also needs the old slice to be free)."""
     if cause is Cause.START and worker.intent.gpu_ids:
         return False
+    if cause is Cause.SLEPT and not worker.intent.sleep_level:
+        return False
     return place_of(worker) in EDGES[cause]
 
 
@@ -247,6 +303,8 @@ def step(worker: Worker, cause: Cause, now: float, *, reason: str = "", message:
         raise IllegalEdge(worker, cause)
     if cause is Cause.START and worker.intent.gpu_ids:
         raise IllegalEdge(worker, cause, "its slice is not free yet")
+    if cause is Cause.SLEPT and not worker.intent.sleep_level:
+        raise IllegalEdge(worker, cause, "it is not to sleep")
     state, phase = EDGES[cause][here]
     old = worker.intent
     keeps = cause in _KEEPS_REASON

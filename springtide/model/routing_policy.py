@@ -70,6 +70,10 @@ ROUTING_POLICIES: Mapping[str, tuple[str, Mapping[str, Knob]]] = {
             "max_sessions": Knob(65_536, "Sessions that one router remembers.", 16, 4e6),
         },
     ),
+    "capabilities": (
+        "Of the workers with the labels that are asked for, one that the fewest other requests could need.",
+        _GATE,
+    ),
 }
 
 

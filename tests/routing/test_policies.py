@@ -452,3 +452,23 @@ def test_prefix_policies_share_nothing_between_pools() -> None:
     assert isinstance(b, PrefixAware)
     a.sent(seats_of(1)[0], prompt("x" * 1000))
     assert (len(a.index), len(b.index)) == (3, 0)
+
+
+# ------------------------------------------------------------ capabilities
+
+
+def test_workers_that_others_ask_for_are_spared_while_that_is_balanced() -> None:
+    """RT7, PL5, seed 2 §2.03: what needs nothing leaves the workers with asked labels alone; labels nobody asks for
+    mean nothing; beyond the gate load decides."""
+    seats = [Seat(worker("a", labels={"gpu": "big", "host": "1"}), 0.0), Seat(worker("b", labels={"host": "2"}), 0.0)]
+    sender = Sender(seats, policy("capabilities", most_extra=2, most_ratio=1))
+    assert [sender.send().worker.worker_id for _ in range(4)] == ["a", "b", "a", "b"]
+    assert sender.send(want=Want(needs=Needs((("gpu", "big"),)))).worker.worker_id == "a"
+    assert [sender.send().worker.worker_id for _ in range(5)] == ["b", "b", "b", "b", "a"]
+
+
+def test_asked_sets_are_bounded() -> None:
+    made = policy("capabilities")
+    for number in range(100):
+        made.sent(seats_of(1)[0], Want(needs=Needs((("zone", str(number)),))))
+    assert len(made._asked) == 32  # type: ignore[attr-defined]

@@ -44,12 +44,15 @@ class Capability(Basis):
 
     def decide(self, inputs: PolicyInputs) -> PolicyAnswer:
         demands, supplies = demands_in(inputs), supplies_in(inputs)
+        lacking = 0
         if self.rule == "step":
             change, message = self.step(demands, supplies)
             parts: dict[str, int] = {}
             wanted = inputs.present + change
         else:
             parts, unmet, lacking = self.desired(demands, supplies)
+            if lacking > max(0, inputs.max_workers - inputs.present):  # nobody keeps more than it needs
+                parts, unmet, lacking = self.desired(demands, supplies, keep=False)
             wanted, note = _one_direction(sum(parts.values()), lacking, inputs)
             said = [f"{{{name}}} {count}" for name, count in parts.items()] or ["no request"]
             said += [f"{{{name}}} {count} that nobody offers" for name, count in unmet.items()]
@@ -60,16 +63,17 @@ class Capability(Basis):
         course = Course(inputs, wanted, reason, message)
         signal_age(course)
         pending(course)
-        last_in_use(course)
+        if not lacking:  # else those that are there may be of no use to what is
+            last_in_use(course)
         bounds(course)
         shares = [Share(count, None, keys_of(name)) for name, count in parts.items()]
         return course.answer(parts, sorted(shares, key=lambda share: -len(share.needs)))
 
     def desired(
-        self, demands: Sequence[Demand], supplies: Sequence[Supply]
+        self, demands: Sequence[Demand], supplies: Sequence[Supply], *, keep: bool = True
     ) -> tuple[dict[str, int], dict[str, int], int]:
         """(workers wanted per set that can be served, per set that nobody offers, how many of the wanted are not there
-        and have room where they belong). Sets without requests are left out."""
+        and have room where they belong). Sets without requests are left out. `keep`: by the lower ratio, too."""
         left = [supply.present for supply in supplies]
         room = [math.inf if supply.most is None else supply.most - supply.present for supply in supplies]
         lacking = 0
@@ -96,7 +100,7 @@ class Capability(Basis):
                 need -= taken
                 lacking += taken
             served.append((demand, there))
-        for demand, there in served:
+        for demand, there in served if keep else ():
             self._keep(demand, there, supplies, left, wanted)
         return wanted, unmet, lacking
 

@@ -1,16 +1,17 @@
 """How a policy is named: `slo`, composed as `slo+predictive`, or in the string form `allocate=X; scaling=Y`.
 
-The string form is a policy's name, or the setting `policy_content`. It holds exactly these two keys. What `allocate`
-says concerns routers and stays in the pool's spec; `scaling` names the policy, `static:3` also its count.
+The string form is a policy's name, or the setting `policy_content`. It holds exactly these two keys. `allocate` names
+how routers choose a worker, unless the pool's own routing does; `scaling` names the policy, `static:3` also its count.
 """
 
 import difflib
 from collections.abc import Iterable
 
 from springtide.errors import InvalidArgument
-from springtide.model.pool import PolicySpec, Setting
+from springtide.model.pool import PolicySpec, PoolSpec, RoutingSpec, Setting
 
-ALLOCATE = ("even_load", "capability")
+ALLOCATE = {"even_load": "least_in_flight", "capability": "capabilities"}
+"""What `allocate` may say, and the routing policy that does it."""
 CONTENT = "policy_content"
 _KEYS = ("allocate", "scaling")
 
@@ -35,6 +36,17 @@ def normalised(spec: PolicySpec) -> tuple[PolicySpec, str | None]:
             raise _bad(where, content, f"{found['scaling']!r} is no scaling", "static:3")
         settings["workers"] = int(count)
     return PolicySpec(name, settings), found["allocate"]
+
+
+def routing_of(spec: PoolSpec) -> RoutingSpec:
+    """How routers choose for the pool: by its own routing, else (the default) as the policy's `allocate` says."""
+    if spec.routing != RoutingSpec():
+        return spec.routing
+    try:
+        allocate = normalised(spec.policy)[1]
+    except InvalidArgument:  # of another version: its pool holds and says so
+        return spec.routing
+    return spec.routing if allocate is None else RoutingSpec(ALLOCATE[allocate])
 
 
 def _pairs(where: str, content: str) -> dict[str, str]:

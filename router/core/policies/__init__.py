@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from router.core.policies.at_random import AtRandom
+from router.core.policies.capabilities import Capabilities
 from router.core.policies.kv_cost import KvCost
 from router.core.policies.least_in_flight import LeastInFlight
 from router.core.policies.least_kv import LeastKv
@@ -29,6 +30,7 @@ REGISTRY: Mapping[str, Callable[..., Policy]] = {
     "prefix_aware": PrefixAware,
     "kv_cost": KvCost,
     "sticky": Sticky,
+    "capabilities": Capabilities,
 }
 
 

@@ -6,15 +6,17 @@ import pytest
 
 from controlplane.core.forecast import buckets, quantile, start_up_s, trend, weighted_quantile
 from controlplane.core.policies import RECOMMENDED, Factory, known_policies, make_policy, register
-from controlplane.core.policies.content import normalised
+from controlplane.core.policies.content import ALLOCATE, normalised
 from controlplane.core.policies.plugins import PLUGINS
 from controlplane.core.policies.static import Static
 from controlplane.core.policy import Partner, PolicyAnswer, PolicyInputs
+from controlplane.core.routing import routing_table
 from controlplane.core.snapshot import PoolDemand
 from controlplane.plugins import load_policies
 from springtide.errors import InvalidArgument
 from springtide.model.enums import Role, State
-from springtide.model.pool import PolicySpec
+from springtide.model.pool import PolicySpec, RoutingSpec
+from springtide.model.routing_policy import ROUTING_POLICIES
 from tests.controlplane.core.world import World
 from tests.controlplane.policies.given import NOW, inputs, policy, sample, steady
 
@@ -40,6 +42,30 @@ def test_string_form(name: str, settings: dict[str, str], plain: str, allocate: 
     spec, told = normalised(PolicySpec(name, settings))
     assert (spec.name, told) == (plain, allocate)
     assert make_policy(PolicySpec(name, settings), 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("policy_spec", "own", "chosen"),
+    [
+        (PolicySpec("allocate=capability; scaling=vanilla"), RoutingSpec(), "capabilities"),
+        (PolicySpec("allocate=even_load; scaling=vanilla"), RoutingSpec(), "least_in_flight"),
+        (
+            PolicySpec("slo", {"policy_content": "allocate=capability; scaling=capability"}),
+            RoutingSpec(),
+            "capabilities",
+        ),
+        (PolicySpec("allocate=capability; scaling=vanilla"), RoutingSpec("sticky"), "sticky"),
+        (PolicySpec("capability"), RoutingSpec(), "least_in_flight"),
+        (PolicySpec("allocate=of_a_later_version; scaling=vanilla"), RoutingSpec(), "least_in_flight"),
+    ],
+)
+def test_allocate_is_how_routers_choose(policy_spec: PolicySpec, own: RoutingSpec, chosen: str) -> None:
+    """PL5, seed 2 §2.02, §2.03: `allocate` is the pool's routing, unless it has one of its own; routers are told."""
+    world = World()
+    world.add_pool(policy=policy_spec, routing=own)
+    [pool] = routing_table(world.snapshot()).pools.values()
+    assert pool.routing.name == chosen
+    assert set(ALLOCATE.values()) <= set(ROUTING_POLICIES)
 
 
 def test_string_form_with_a_count() -> None:
