@@ -86,7 +86,7 @@ async def run(config: RouterConfig, data_dir: Path, place: processes.Place | Non
         config, board = place.configured(config), place.shared_board()
         place.watch_parent(stop)
     continuing = Continuing(config.continue_streams, config.max_continuations, Budget(config.continuation_max_bytes))
-    dispatcher = Dispatcher(config.timeouts, config.max_attempts, board, continuing=continuing)
+    dispatcher = Dispatcher(config.timeouts, config.max_attempts, board, continuing=continuing, link=config.link)
     discovery = data_dir / (place.discovery if place is not None else "router.json")
     async with contextlib.AsyncExitStack() as stack:
         await _serve(config, data_dir, discovery, dispatcher, stop, stack)
@@ -131,7 +131,7 @@ async def _serve(
     watch = Watch(dispatcher, config.controlplane, router_id, uuid.uuid4().hex, __version__, on_table)
     front = HttpFront(dispatcher, lambda: watch.connected)
     relay = RelayServer(Guarded(front, authorizer(files)) if files.token_file else front, limits)
-    dispatcher.pools.append(relay.pool)
+    dispatcher.use(relay.pool)
     http_at = await _listen_http(relay, config, files, shares)
     metrics = telemetry.prometheus_server(
         config.metrics_host, config.metrics_port, dispatcher.metrics.registry, insecure=config.security.insecure

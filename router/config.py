@@ -67,6 +67,9 @@ class RouterConfig:
         minimum=1,
         maximum=64,
     )
+    link: bool = setting(
+        True, doc="all requests to one worker over one connection, where its shim offers it; false: one connection each"
+    )
     drain_timeout_s: float = setting(30.0, doc="on SIGTERM: how long running requests may finish", unit="s", minimum=0)
     timeouts: Timeouts = field(default_factory=Timeouts)
     security: TlsConfig = field(default_factory=TlsConfig)

@@ -41,7 +41,7 @@ class GenerationService(GenerationServiceServicer):
         self._dispatcher = dispatcher
         self._limits = limits or Limits()
         self.pool = UpstreamPool(self._limits)
-        dispatcher.pools.append(self.pool)
+        dispatcher.use(self.pool)
 
     async def ListModels(  # noqa: N802
         self, request: pb.ListModelsRequest, context: "ListContext"

@@ -19,6 +19,8 @@ from router.metrics import Metrics
 from springtide import telemetry
 from springtide.dataplane import INCARNATION_HEADER, REQUEST_ID_HEADER, OutcomeKind, Route, TcpAddress, UpstreamPool
 from springtide.errors import SpringtideError
+from springtide.link import Links
+from springtide.link.client import DEAD_S
 from springtide.model.routing import RouterReport, RoutingDelta, RoutingTable, WorkerLoad
 
 Grant = Callable[[], None]
@@ -69,11 +71,14 @@ class Dispatcher:
         max_attempts: int,
         board: Board = ONE_PROCESS,
         continuing: Continuing | None = None,
+        link: bool = True,
     ) -> None:
         self.admission = Admission(random.Random(), board)
         self.metrics = Metrics(self.admission, asyncio.get_running_loop().time)
         self.on_demand: Callable[[], None] = lambda: None
         """Called when a pool's first request waits or is rejected."""
+        self.links = Links(min(DEAD_S, timeouts.idle_timeout_s)) if link else None
+        """One connection per worker for all its requests, where its shim offers it."""
         self.pools: list[UpstreamPool] = []
         """Connection pools of the fronts: idle connections to workers that left the table are closed in them."""
         self.continuing = continuing or Continuing()
@@ -83,6 +88,11 @@ class Dispatcher:
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._hot: set[str] = set()
         self._loop = asyncio.get_running_loop()
+
+    def use(self, pool: UpstreamPool) -> None:
+        """Takes a front's connection pool in."""
+        pool.links = self.links
+        self.pools.append(pool)
 
     # ------------------------------------------------------------ the table
 
@@ -295,3 +305,5 @@ class Dispatcher:
         for ticket, (_, deny) in held.items():
             self.admission.cancel(ticket)
             deny(None)
+        if self.links is not None:
+            self.links.close()

@@ -12,6 +12,7 @@ from springtide.dataplane.messages import (
     error_reply,
     parse_address,
 )
+from springtide.link import OFFER, is_linked
 
 INCARNATION_HEADER = b"x-springtide-incarnation"
 REFUSAL_HEADER = b"x-springtide-refusal"
@@ -35,6 +36,7 @@ class Front:
         address = parse_address(state.launch.engine_endpoint)
         # Bounds on an answer's time are the router's: a shim knows neither prompt nor patience.
         self._counted = Route(address, key="counted")
+        self._offering = Route(address, key="counted", reply_headers=OFFER)
         self._uncounted = Route(address, key="uncounted", total_timeout_s=30.0)
 
     def direct(self, request: Request) -> Answer:
@@ -52,11 +54,11 @@ class Front:
         if reason:
             return self._refuse(reason)
         state.enter()
-        return self._counted
+        return self._counted if is_linked(request) else self._offering
 
     def finished(self, request: Request, outcome: Outcome) -> Retry | None:
         """Counts the end of an admitted request."""
-        if outcome.route is not self._counted:
+        if outcome.route.key != "counted":
             return None
         state = self._state
         if outcome.kind is OutcomeKind.OK:

@@ -16,6 +16,7 @@ from nodeagent.shim.front import Front
 from nodeagent.shim.state import ENDED, STOPPING, ShimState
 from springtide.dataplane.messages import Limits
 from springtide.dataplane.server import RelayServer
+from springtide.link import LinkServer
 from springtide.v1 import shim_pb2
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Shim:
         )
         self._engine = EngineProcess(launch, folder, self._engine_ended)
         self._data = RelayServer(Front(self.state))
+        self._data.upgrades = LinkServer(self._data).upgrade
         self._control = Control(self.state, self._stop, self._abort, self._leaving.set)
         limits = Limits(max_connections=64, max_body_bytes=64 * 1024)
         self._control_server = RelayServer(self._control, limits)

@@ -54,7 +54,7 @@ class GenerateFront:
         self.relay = RelayServer(self, self.limits)
         self.relay.loop = self.loop
         self.pool = self.relay.pool
-        dispatcher.pools.append(self.pool)
+        dispatcher.use(self.pool)
         http2 = http2 or Http2Limits(max_connections=self.limits.max_connections)
         self.server = Http2Server(self._accept, http2, self._gone)
         self._others = others

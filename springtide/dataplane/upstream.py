@@ -33,7 +33,7 @@ def set_nodelay(transport: asyncio.BaseTransport) -> None:
 class Upstream(asyncio.Protocol):
     """One connection. `served` counts exchanges begun on it; `idle_since` is the loop's clock."""
 
-    __slots__ = ("address", "idle_since", "pool", "served", "sink", "transport")
+    __slots__ = ("address", "idle_since", "linked", "pool", "served", "sink", "transport")
 
     transport: asyncio.Transport
 
@@ -43,6 +43,7 @@ class Upstream(asyncio.Protocol):
         self.sink: Sink | None = None
         self.served = 0
         self.idle_since = 0.0
+        self.linked = False  # a stream of a link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
@@ -81,24 +82,64 @@ class Upstream(asyncio.Protocol):
         self.pool.put(self)
 
 
+class Links(Protocol):
+    """Links to upstreams: one connection each that carries many exchanges (springtide.link)."""
+
+    def up(self, address: Address) -> bool:
+        """True where exchanges with this address go over a link."""
+        ...
+
+    def open(self, pool: "UpstreamPool", address: Address) -> Upstream:
+        """A stream of the link as a connection of `pool`. Only while `up`."""
+        ...
+
+    def offered(self, address: Address) -> None:
+        """An answer from this address offers a link."""
+        ...
+
+    def leave(self, address: Address) -> None:
+        """The address is out of use."""
+        ...
+
+    def sweep(self, now: float) -> None:
+        """Looks after the links. `now` is the loop's clock."""
+        ...
+
+    @property
+    def empty(self) -> bool:
+        """True while there is nothing to look after."""
+        ...
+
+
 class UpstreamPool:
     """Kept-alive connections by address, last in, first out. Bounded per address and by idle time."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self.links: Links | None = None
+        """Where there are some, exchanges go over them; whoever sets this closes them."""
         self._idle: dict[Address, deque[Upstream]] = {}
         self._closed = False
 
     def take(self, address: Address) -> Upstream | None:
-        """An idle connection, or None."""
+        """An idle connection, a stream of a link, or None."""
+        links = self.links
+        linked = links is not None and links.up(address)
         idle = self._idle.get(address)
         while idle:
             conn = idle.pop()
             if not idle:
                 del self._idle[address]
-            if not conn.transport.is_closing():
+            if conn.linked != linked:
+                conn.transport.abort()
+            elif not conn.transport.is_closing():
                 return conn
-        return None
+        return links.open(self, address) if links is not None and linked else None
+
+    def offered(self, address: Address) -> None:
+        """An answer from this address offers a link."""
+        if self.links is not None:
+            self.links.offered(address)
 
     async def connect(self, address: Address) -> Upstream:
         """A fresh connection. Raises OSError. Cancellation leaves no socket behind."""
@@ -140,6 +181,11 @@ class UpstreamPool:
 
     def close_address(self, address: Address) -> None:
         """Closes the idle connections to an address that is out of use; running exchanges are left alone."""
+        self._drop_idle(address)
+        if self.links is not None:
+            self.links.leave(address)
+
+    def _drop_idle(self, address: Address) -> None:
         for conn in self._idle.pop(address, ()):
             conn.transport.abort()
 
@@ -152,11 +198,13 @@ class UpstreamPool:
                 idle.popleft().transport.abort()
             if not idle:
                 del self._idle[address]
+        if self.links is not None:
+            self.links.sweep(now)
 
     @property
     def empty(self) -> bool:
         """True while no connection is kept."""
-        return not self._idle
+        return not self._idle and (self.links is None or self.links.empty)
 
     def idle_count(self, address: Address) -> int:
         """Idle connections to `address`."""
@@ -166,4 +214,4 @@ class UpstreamPool:
         """Closes all idle connections; those still in use close when they are given back."""
         self._closed = True
         for address in list(self._idle):
-            self.close_address(address)
+            self._drop_idle(address)

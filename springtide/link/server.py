@@ -1,0 +1,80 @@
+"""The shim's side: a connection of the data port that asks for it becomes a link. Each of its streams is served as a
+connection of its own would be: same director, same limits, same answers.
+"""
+
+import asyncio
+from typing import cast
+
+from springtide.dataplane.messages import Request
+from springtide.dataplane.server import ClientConnection, RelayServer
+from springtide.link.connection import JOIN_S, Link
+from springtide.link.frames import LINK_PATH, LINK_PROTOCOL, MAX_STREAMS, RESET, frame
+from springtide.link.stream import Stream
+
+DEAD_S = 45.0
+"""Routers ping a silent link every ten seconds."""
+_PEER = "link"
+_SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: %b\r\n\r\n" % LINK_PROTOCOL
+
+
+def is_linked(request: Request) -> bool:
+    """Whether a request came over a link."""
+    return request.client.startswith(_PEER)
+
+
+class ServerLink(Link):
+    """A link whose streams the peer opens."""
+
+    def __init__(self, server: RelayServer, peer: str, join_s: float) -> None:
+        super().__init__(server.loop, join_s=join_s)
+        self._server = server
+        self.peer = (f"{_PEER}:{peer}", 0)
+
+    def opened(self, number: int) -> Stream | None:
+        self.last_id = number
+        if self.going or len(self.streams) >= MAX_STREAMS:
+            self.send(frame(RESET, number))
+            return None
+        stream = self.streams[number] = Stream(self, number)
+        connection = stream.protocol = ClientConnection(self._server)
+        connection.connection_made(cast(asyncio.BaseTransport, stream))
+        return stream
+
+    def on_lost(self) -> None:
+        self._server.connections.discard(self)
+
+    # ------------------------------------------------------------ as one of the server's connections
+
+    def check(self, now: float) -> None:
+        """A router that is gone without a word is gone."""
+        if not self.heard(now) and self.silent_s >= DEAD_S:
+            self.abort()
+
+    def close_if_idle(self) -> None:
+        """The server is closing: running requests finish, the rest goes elsewhere."""
+        self.leave()
+
+
+class LinkServer:
+    """Takes links for one relay."""
+
+    def __init__(self, server: RelayServer, join_s: float = JOIN_S) -> None:
+        self._server = server
+        self._join_s = join_s
+
+    def upgrade(self, connection: ClientConnection, request: Request) -> bool:
+        """Takes over a connection whose request asks for it. False: it is an ordinary request."""
+        server = self._server
+        if request.path != LINK_PATH or request.header(b"upgrade") != LINK_PROTOCOL or server.closing:
+            return False
+        transport = connection.transport
+        link = ServerLink(server, connection.peer, self._join_s)
+        rest, connection.buffer = connection.buffer, b""
+        server.connections.discard(connection)
+        server.connections.add(link)  # type: ignore[arg-type]  # its sweep looks after links, too
+        transport.write(_SWITCH)
+        transport.set_protocol(link)
+        link.connection_made(transport)
+        if rest:
+            link.data_received(rest)
+        return True
