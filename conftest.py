@@ -7,8 +7,8 @@ What is quick comes first, what needs a real engine or a system container last. 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True, print_blob=True)
-settings.register_profile("search", max_examples=2000, print_blob=True)
+settings.register_profile("repeatable", derandomize=True, print_blob=True, deadline=None)
+settings.register_profile("search", max_examples=2000, print_blob=True, deadline=None)
 settings.load_profile("repeatable")
 
 
