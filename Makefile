@@ -13,7 +13,7 @@ BUF := node_modules/.bin/buf
 PACKAGES := $(wildcard springtide controlplane nodeagent router provisioner simulator bench)
 ARGS :=
 
-.PHONY: help setup run test test-fast swarm check format protos baseline lock bench clean
+.PHONY: help setup run test test-fast test-gpu swarm check format protos baseline lock bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -35,6 +35,10 @@ test: ## everything: checks, tests, the real vLLM and a systemd container
 test-fast: ## all tests but those marked heavy or slow: under five minutes
 	@scripts/setup.sh dev
 	@$(BIN)/python -m pytest -m "not heavy and not slow" $(ARGS)
+
+test-gpu: ## real vLLM and SGLang on this host's GPUs: SPRINGTIDE_VLLM_PYTHON and SPRINGTIDE_SGLANG_PYTHON name theirs
+	@scripts/setup.sh dev
+	@SPRINGTIDE_GPU_TESTS=1 $(BIN)/python -m pytest tests/gpu $(ARGS)
 
 swarm: ## random worlds until one fails: ARGS="--minutes 10", ARGS="--first 1000 --seeds 5000", ARGS="--seed 7"
 	@scripts/setup.sh dev

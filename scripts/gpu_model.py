@@ -1,9 +1,10 @@
-"""Write a Llama-shaped model folder without weights, and its tokenizer, for engines started with dummy weights.
+"""Write a small Llama-shaped model with random weights (10 MB), and its tokenizer.
 
-    PYTHON scripts/gpu_model.py OUT_DIR
+    PYTHON scripts/gpu_model.py OUT_DIR [SEED]
 
-Runs in an engine's environment (needs `tokenizers` alone). Four heads and two key-value heads, so that tensor-parallel
-sizes 1 and 2 divide them. The answers are noise; scheduling, KV cache, streaming and shutdown are the engine's own.
+Runs in an engine's environment (torch, safetensors, tokenizers). Four heads and two key-value heads, so that
+tensor-parallel sizes 1 and 2 divide them. The answers are noise, other noise with another seed; scheduling, KV cache,
+streaming and shutdown are the engine's own.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 VOCABULARY = 8192
 CONTEXT_TOKENS = 32768
+HEAD = 64
 CHAT = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,7 +44,38 @@ TOKENIZER = {
 }
 
 
-def main(out: str) -> None:
+def save_weights(folder: Path, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    random = torch.Generator().manual_seed(seed)
+    hidden, inner, kept = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["num_key_value_heads"] * HEAD
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=random) * columns**-0.5).to(torch.bfloat16)
+
+    weights = {
+        "model.embed_tokens.weight": matrix(VOCABULARY, hidden),
+        "lm_head.weight": matrix(VOCABULARY, hidden),
+        "model.norm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+    }
+    for layer in range(CONFIG["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        weights |= {
+            f"{at}.input_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+            f"{at}.post_attention_layernorm.weight": torch.ones(hidden, dtype=torch.bfloat16),
+            f"{at}.self_attn.q_proj.weight": matrix(hidden, hidden),
+            f"{at}.self_attn.k_proj.weight": matrix(kept, hidden),
+            f"{at}.self_attn.v_proj.weight": matrix(kept, hidden),
+            f"{at}.self_attn.o_proj.weight": matrix(hidden, hidden),
+            f"{at}.mlp.gate_proj.weight": matrix(inner, hidden),
+            f"{at}.mlp.up_proj.weight": matrix(inner, hidden),
+            f"{at}.mlp.down_proj.weight": matrix(hidden, inner),
+        }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def main(out: str, seed: int) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder = Path(out)
@@ -63,7 +96,8 @@ def main(out: str) -> None:
     core.save(str(folder / "tokenizer.json"))
     for name, body in ("config.json", CONFIG), ("tokenizer_config.json", TOKENIZER):
         (folder / name).write_text(json.dumps(body, indent=1))
+    save_weights(folder, seed)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -22,6 +22,7 @@ class Answer:
     status: int = 0
     events: int = 0
     tokens: int = 0
+    text: str = ""
     finish: str = ""
     done: bool = False
     error: str = ""
@@ -83,6 +84,7 @@ def _take(answer: Answer, data: bytes, began: float) -> None:
     if chunk.get("usage"):
         answer.tokens = int(chunk["usage"]["completion_tokens"])
     for choice in chunk.get("choices", ()):
+        answer.text += choice["delta"].get("content") or ""
         answer.finish = choice.get("finish_reason") or answer.finish
 
 

@@ -1,4 +1,4 @@
-"""How each engine is launched here: through its adapter, with dummy weights, eager, and little memory."""
+"""How each engine is launched here: through its adapter, with a small model, eager, and little memory."""
 
 import os
 import subprocess
@@ -31,17 +31,17 @@ class Kit:
 
 
 _VLLM = (
-    *("--load-format", "dummy", "--enforce-eager", "--max-model-len", "8192"),
+    *("--enforce-eager", "--max-model-len", "8192"),
     *("--kv-cache-memory-bytes", "4G", "--max-num-seqs", "64"),
 )
 _SGLANG = (
-    *("--load-format", "dummy", "--context-length", "8192", "--max-running-requests", "64"),
+    *("--context-length", "8192", "--max-running-requests", "64"),
     *("--mem-fraction-static", "0.2", "--disable-cuda-graph", "--attention-backend", "triton"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--disable-custom-all-reduce"),
     "--enforce-disable-flashinfer-allreduce-fusion",
 )
 _VLLM_CPU = (
-    *("--load-format", "dummy", "--enforce-eager", "--max-model-len", "1024"),
+    *("--enforce-eager", "--max-model-len", "1024"),
     *("--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16"),
 )
 _SIM = ("--startup-s", "0.5", "--decode-base-ms", "10", "--max-num-seqs", "32")

@@ -30,7 +30,8 @@ class Rig:
         self.kit = kit
         self.devices = Devices(kit.simulated)
         self.facts: dict[str, Any] = {}  # of the step that runs
-        self.model = self._make_model(folder)
+        self._folder = folder
+        self.model = self.make_model("model", seed=1)
         self._patience_s = kit.start_s
         self.idle_bytes = self.devices.used_bytes()
         config = "parallel_starts = 1\n[launch]\n"
@@ -43,12 +44,14 @@ class Rig:
             at = command.index("--gpus")
             del command[at : at + 2]  # the agent asks NVML
 
-    def _make_model(self, folder: Path) -> str:
+    def make_model(self, name: str, seed: int) -> str:
+        """A folder with a small model; other weights with another seed."""
+        out = self._folder / name
         if self.kit.engine == "sim":
-            return "dummy"
-        out = folder / "model"
+            out.mkdir()
+            return str(out)
         script = ROOT / "scripts" / "gpu_model.py"
-        command = [self.kit.interpreter, str(script), str(out)]
+        command = [self.kit.interpreter, str(script), str(out), str(seed)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         return str(out)
@@ -60,8 +63,8 @@ class Rig:
     # ------------------------------------------------------------ orders
 
     def apply(self, tensor_parallel_size: int = 1, **spec: Any) -> None:
-        """The pool with its engine's flags; `args` adds to them."""
-        args = (*self.kit.args, *spec.pop("args", ()))
+        """The pool with its engine's flags."""
+        args = (*self.kit.args, *self.kit.sleep_args)
         self.stack.apply(
             name=MODEL,
             engine=self.kit.engine,
@@ -97,6 +100,9 @@ class Rig:
         raise AssertionError(f"not {count} ACTIVE workers in time: {seen}")
 
     # ------------------------------------------------------------ looks
+
+    def in_phase(self, phase: int) -> list[t.Worker]:
+        return [worker for worker in self.stack.workers() if worker.phase == phase]
 
     def ledger(self, worker_id: str) -> dict[str, Any]:
         path = self.stack.folder / "agent" / "workers" / worker_id / "ledger.json"

@@ -101,6 +101,60 @@ def test_one_two_one_under_load(rig: Rig) -> None:
     rig.facts["held_mib_by_one"] = rig.held_mib()
 
 
+def test_asleep_and_awake(rig: Rig) -> None:
+    """Scale-down by sleeping: the process stays, its memory is free on the card; waking is not a start."""
+    (worker,) = rig.active(1)
+    before = rig.held_mib()
+    rig.apply(scale_down=t.SCALE_DOWN_SLEEP, min_workers=0)
+    try:
+        began = time.monotonic()
+        rig.scale(0)
+        wait_for("a sleeping worker", lambda: rig.in_phase(t.WORKER_PHASE_SLEEPING), 60)
+        rig.facts["asleep_after_s"] = round(time.monotonic() - began, 2)
+        (sleeper,) = rig.in_phase(t.WORKER_PHASE_SLEEPING)
+        asleep = rig.held_mib()
+        rig.facts |= {"held_mib_before": before, "held_mib_asleep": asleep, "freed_bytes": sleeper.freed_bytes}
+        began = time.monotonic()
+        rig.scale(1)
+        (awake,) = rig.active(1)
+        rig.facts["awake_after_s"] = round(time.monotonic() - began, 2)
+        rig.facts |= {"held_mib_awake": rig.held_mib(), "reoccupied_bytes": awake.reoccupied_bytes}
+        assert (awake.worker_id, awake.incarnation) == (worker.worker_id, worker.incarnation)
+        rig.stack.wait_routable(MODEL)
+        answer = stream_http(rig.stack.http, MODEL, rig.kit.tokens)
+        assert answer.ok, answer
+        if before is not None and asleep is not None:
+            gpu = int(worker.gpu_ids[0])
+            assert asleep[gpu] < before[gpu] - 2048
+    finally:
+        rig.apply()
+        rig.scale(1)
+
+
+def test_weights_change_in_place(rig: Rig) -> None:
+    """A new weight version: the same engine serves other answers, and it is ACTIVE with that version only."""
+    (worker,) = rig.active(1)
+    rig.stack.wait_routable(MODEL)
+    before = stream_http(rig.stack.http, MODEL, 30)
+    source = rig.make_model("second", seed=2)
+    began = time.monotonic()
+    rig.stack.operator.SetWeights(cp.SetWeightsRequest(pool=MODEL, version="second", source=source), timeout=5)
+
+    def current() -> bool:
+        return [w.weight_version for w in rig.stack.workers("ACTIVE")] == ["second"]
+
+    wait_for("the new version", current, 90)
+    rig.facts["updated_after_s"] = round(time.monotonic() - began, 2)
+    (updated,) = rig.active(1)
+    assert updated.incarnation == worker.incarnation
+    rig.stack.wait_routable(MODEL)
+    after = stream_http(rig.stack.http, MODEL, 30)
+    rig.facts |= {"text_before": before.text[:60], "text_after": after.text[:60]}
+    assert before.ok, before
+    assert after.ok, after
+    assert rig.kit.engine == "sim" or before.text != after.text
+
+
 def test_a_killed_api_process_is_replaced_whole(rig: Rig) -> None:
     """NA8 NA11 F30: SIGKILL of the engine's first process, under load: no orphan, memory free, a new incarnation."""
     (worker,) = rig.active(1)
@@ -132,6 +186,8 @@ def _kill_and_replace(rig: Rig, worker: t.Worker, victim: psutil.Process, tree: 
     events = [e for e in rig.stack.events() if e.action == "worker_failed" and e.target == worker.worker_id]
     rig.facts["reason"] = events[-1].reason if events else None
     assert events, "the failure is not among the events"
+    version = rig.stack.operator.GetPool(cp.GetPoolRequest(name=MODEL), timeout=5).pool.status.weight_version
+    assert [w.weight_version for w in rig.stack.workers("ACTIVE")] == [version]
 
 
 def test_one_worker_on_two_gpus(rig: Rig) -> None:
