@@ -17,7 +17,7 @@ from simulator.requests import Request
 from simulator.sessions import RouterSession
 from simulator.shim import Shim
 from springtide.dataplane.messages import OutcomeKind
-from springtide.errors import SpringtideError
+from springtide.errors import AlreadyExists, SpringtideError
 from springtide.model.routing import RoutingDelta, RoutingTable, WorkerLoad
 
 MAX_ATTEMPTS = 5
@@ -106,7 +106,10 @@ class ModelRouter:
     def _arrive_at_control(self, stream: Stream, life: int) -> None:
         control = self.control
         if life == self.life and stream is self._stream and control.up and control.hub.snapshot.store_id:
-            self._session = RouterSession(control, self, f"{self.router_id}-{life}", stream)
+            try:
+                self._session = RouterSession(control, self, f"{self.router_id}-{life}", stream)
+            except AlreadyExists:  # nobody has heard yet that its earlier process ended
+                stream.open = False
 
     def _tick(self, life: int) -> None:
         if life != self.life:

@@ -7,6 +7,7 @@ should be and serve. A seed gives the same world, faults and outcome every time.
 import random
 from dataclasses import dataclass
 from hashlib import sha256
+from traceback import format_exception
 
 from controlplane.core.snapshot import Timing
 from nodeagent.engines.sim.batching import Timing as EngineTiming
@@ -73,6 +74,8 @@ def run_seed(seed: int) -> Outcome:
         swarm.liveness()
     except (Violation, Livelock) as error:
         violation = str(error)
+    except Exception as error:  # noqa: BLE001  what raises anywhere is a finding of this seed as well
+        violation = "".join(format_exception(error))
     return swarm.outcome(violation)
 
 

@@ -134,7 +134,14 @@ def _observe_end_of_drain(draft: Draft, worker: Worker, report: WorkerReport, re
         stopped = draft.step(worker, Cause.STOP, reason=worker.intent.reason, message="stopped; memory free")
         draft.worker_event(stopped, "scale_down_complete", "scaling_down")
         return
-    failed = draft.step(worker, Cause.FAIL, reason=reason, message=message or "the engine ended while it drained")
+    failed = draft.step(  # it was to go: an attempt that it was, after an earlier crash, is over and holds no place
+        worker,
+        Cause.FAIL,
+        reason=reason,
+        message=message or "the engine ended while it drained",
+        attempts=0,
+        next_attempt_at=None,
+    )
     draft.worker_event(failed, "worker_failed", "inactive")
     draft.worker_event(failed, "scale_down_complete", "scaling_down")
     draft.step(failed, Cause.FREE)

@@ -24,6 +24,7 @@ FOUND = {
     13: "requests of a router that is down",
     159: "a world is not at rest while a node has yet to tell of its dead",
     280: "a new engine had its predecessor's failed probes",
+    759: "one that crashed, came back and crashed in its drain held its place for ever",
     46: "a prefilled request that its decode pool refused at once",
 }
 

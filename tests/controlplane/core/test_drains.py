@@ -261,6 +261,23 @@ def test_crash_while_draining_is_not_replaced() -> None:
     assert phase(world, "demo-2") is Phase.FAILED
 
 
+def test_one_that_crashed_twice_the_second_time_in_its_drain_holds_no_place() -> None:
+    """CP7, F18, F45: it is no failed start with attempts left that never come; the pool starts again (seed 759)."""
+    world = pool_of(1)
+    world.nodes["n1"].crash("demo-1")
+    world.turn(times=6)
+    assert world.workers["demo-1"].intent.attempts == 1
+    world.engine("demo-1").in_flight = 3
+    world.set_intent("demo", manual_workers=0)
+    world.turn()
+    assert world.count(State.DRAINING) == 1
+    world.nodes["n1"].crash("demo-1")
+    world.turn(times=2)
+    world.set_intent("demo", manual_workers=1)
+    world.turn(times=6)
+    assert world.count(State.ACTIVE) == 1
+
+
 def test_victims() -> None:
     """F20, F21, PL10: overdue and failed starts, starts, SUSPECT, then least in-flight; ties by id."""
     world = pool_of(3)
