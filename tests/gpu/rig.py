@@ -17,7 +17,6 @@ from tests.gpu.devices import Devices
 from tests.gpu.engines import Kit
 from tests.system.stack import ROOT, Stack, wait_for
 
-MODEL = "proof"
 MIB = 1 << 20
 SLACK_BYTES = 1 << 30
 POLICY = {"enable_elastic": False}
@@ -30,6 +29,7 @@ class Rig:
         self.kit = kit
         self.devices = Devices(kit.simulated)
         self.facts: dict[str, Any] = {}  # of the step that runs
+        self.pool = "proof"
         self._folder = folder
         self.model = self.make_model("model", seed=1)
         self._patience_s = kit.start_s
@@ -66,7 +66,7 @@ class Rig:
         """The pool with its engine's flags."""
         args = (*self.kit.args, *self.kit.sleep_args)
         self.stack.apply(
-            name=MODEL,
+            name=self.pool,
             engine=self.kit.engine,
             model=self.model,
             tensor_parallel_size=tensor_parallel_size,
@@ -82,7 +82,7 @@ class Rig:
         )
 
     def scale(self, workers: int) -> None:
-        self.stack.operator.ScalePool(cp.ScalePoolRequest(pool=MODEL, workers=workers), timeout=5)
+        self.stack.operator.ScalePool(cp.ScalePoolRequest(pool=self.pool, workers=workers), timeout=5)
 
     def active(self, count: int) -> list[t.Worker]:
         """Waits for exactly `count` ACTIVE workers. Once this was in vain, later steps wait a moment only."""

@@ -16,7 +16,7 @@ import pytest
 from springtide.v1 import controlplane_pb2 as cp
 from springtide.v1 import types_pb2 as t
 from tests.gpu.clients import Load, open_streams, stream_grpc, stream_http
-from tests.gpu.rig import MODEL, Rig
+from tests.gpu.rig import Rig
 from tests.system.stack import wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
@@ -30,7 +30,7 @@ def test_one_worker_starts(rig: Rig) -> None:
     rig.facts["start_to_active_s"] = round(time.monotonic() - began, 2)
     rig.facts["phases_s"] = rig.start_spans(worker)
     rig.facts["held_mib"] = rig.held_mib()
-    rig.stack.wait_routable(MODEL)
+    rig.stack.wait_routable(rig.pool)
     if rig.devices.there:
         held = rig.held_mib() or []
         assert held[int(worker.gpu_ids[0])] > 1024
@@ -39,11 +39,11 @@ def test_one_worker_starts(rig: Rig) -> None:
 
 def test_streams_over_http_and_grpc(rig: Rig) -> None:
     """Whole streams over both fronts."""
-    answer = stream_http(rig.stack.http, MODEL, rig.kit.tokens)
+    answer = stream_http(rig.stack.http, rig.pool, rig.kit.tokens)
     rig.facts |= {"http_tokens": answer.tokens, "http_s": round(answer.took_s, 2), "first_token_s": answer.first_s}
     assert answer.ok, answer
     assert (answer.tokens, answer.finish) == (rig.kit.tokens, "length")
-    kinds, tokens = stream_grpc(f"127.0.0.1:{rig.stack.router_port}", MODEL, rig.kit.tokens)
+    kinds, tokens = stream_grpc(f"127.0.0.1:{rig.stack.router_port}", rig.pool, rig.kit.tokens)
     rig.facts["grpc_tokens"] = tokens
     assert kinds[0] == "started"
     assert (kinds.count("finished"), kinds[-1]) == (1, "finished")
@@ -53,7 +53,7 @@ def test_streams_over_http_and_grpc(rig: Rig) -> None:
 def test_a_client_that_leaves_frees_the_engine(rig: Rig) -> None:
     """RT8: eight streams, all hung up; the engine itself says that nothing runs."""
     (worker,) = rig.active(1)
-    sockets = open_streams(rig.stack.http, MODEL, 8, 10 * rig.kit.tokens)
+    sockets = open_streams(rig.stack.http, rig.pool, 8, 10 * rig.kit.tokens)
     wait_for("eight requests in the engine", lambda: _running(rig, worker.worker_id) == 8, 20)
     for sock in sockets:
         sock.close()
@@ -78,7 +78,7 @@ def _running(rig: Rig, worker_id: str) -> int | None:
 def test_one_two_one_under_load(rig: Rig) -> None:
     """NA7: disjoint GPUs, not one failed request, and the memory of the second one free again."""
     (first,) = rig.active(1)
-    with Load(rig.stack.http, MODEL, rig.kit.tokens) as load:
+    with Load(rig.stack.http, rig.pool, rig.kit.tokens) as load:
         began = time.monotonic()
         rig.scale(2)
         workers = rig.active(2)
@@ -120,8 +120,8 @@ def test_asleep_and_awake(rig: Rig) -> None:
         rig.facts["awake_after_s"] = round(time.monotonic() - began, 2)
         rig.facts |= {"held_mib_awake": rig.held_mib(), "reoccupied_bytes": awake.reoccupied_bytes}
         assert (awake.worker_id, awake.incarnation) == (worker.worker_id, worker.incarnation)
-        rig.stack.wait_routable(MODEL)
-        answer = stream_http(rig.stack.http, MODEL, rig.kit.tokens)
+        rig.stack.wait_routable(rig.pool)
+        answer = stream_http(rig.stack.http, rig.pool, rig.kit.tokens)
         assert answer.ok, answer
         if before is not None and asleep is not None:
             gpu = int(worker.gpu_ids[0])
@@ -134,11 +134,11 @@ def test_asleep_and_awake(rig: Rig) -> None:
 def test_weights_change_in_place(rig: Rig) -> None:
     """A new weight version: the same engine serves other answers, and it is ACTIVE with that version only."""
     (worker,) = rig.active(1)
-    rig.stack.wait_routable(MODEL)
-    before = stream_http(rig.stack.http, MODEL, 30)
+    rig.stack.wait_routable(rig.pool)
+    before = stream_http(rig.stack.http, rig.pool, 30)
     source = rig.make_model("second", seed=2)
     began = time.monotonic()
-    rig.stack.operator.SetWeights(cp.SetWeightsRequest(pool=MODEL, version="second", source=source), timeout=5)
+    rig.stack.operator.SetWeights(cp.SetWeightsRequest(pool=rig.pool, version="second", source=source), timeout=5)
 
     def current() -> bool:
         return [w.weight_version for w in rig.stack.workers("ACTIVE")] == ["second"]
@@ -147,8 +147,8 @@ def test_weights_change_in_place(rig: Rig) -> None:
     rig.facts["updated_after_s"] = round(time.monotonic() - began, 2)
     (updated,) = rig.active(1)
     assert updated.incarnation == worker.incarnation
-    rig.stack.wait_routable(MODEL)
-    after = stream_http(rig.stack.http, MODEL, 30)
+    rig.stack.wait_routable(rig.pool)
+    after = stream_http(rig.stack.http, rig.pool, 30)
     rig.facts |= {"text_before": before.text[:60], "text_after": after.text[:60]}
     assert before.ok, before
     assert after.ok, after
@@ -160,11 +160,11 @@ def test_a_killed_api_process_is_replaced_whole(rig: Rig) -> None:
     (worker,) = rig.active(1)
     tree = rig.tree(worker.worker_id)
     rig.facts["processes"] = len(tree)
-    with Load(rig.stack.http, MODEL, rig.kit.tokens, streams=4) as load:
+    with Load(rig.stack.http, rig.pool, rig.kit.tokens, streams=4) as load:
         wait_for("load", lambda: any(w.in_flight for w in rig.stack.workers("ACTIVE")), 30)
         _kill_and_replace(rig, worker, tree[0], tree)
     rig.facts |= load.facts
-    answer = stream_http(rig.stack.http, MODEL, 20)
+    answer = stream_http(rig.stack.http, rig.pool, 20)
     assert answer.ok, answer
 
 
@@ -186,25 +186,26 @@ def _kill_and_replace(rig: Rig, worker: t.Worker, victim: psutil.Process, tree: 
     events = [e for e in rig.stack.events() if e.action == "worker_failed" and e.target == worker.worker_id]
     rig.facts["reason"] = events[-1].reason if events else None
     assert events, "the failure is not among the events"
-    version = rig.stack.operator.GetPool(cp.GetPoolRequest(name=MODEL), timeout=5).pool.status.weight_version
+    version = rig.stack.operator.GetPool(cp.GetPoolRequest(name=rig.pool), timeout=5).pool.status.weight_version
     assert [w.weight_version for w in rig.stack.workers("ACTIVE")] == [version]
 
 
 def test_one_worker_on_two_gpus(rig: Rig) -> None:
     """TP=2: the first pool goes, its memory is free, and one worker takes both GPUs."""
-    rig.stack.operator.DeletePool(cp.DeletePoolRequest(name=MODEL, drain=True), timeout=5)
+    rig.stack.operator.DeletePool(cp.DeletePoolRequest(name=rig.pool, drain=True), timeout=5)
     wait_for("no worker", lambda: not rig.stack.workers("ACTIVE", "DRAINING", "STARTING"), 120)
     rig.facts["memory_free_after_s"] = rig.wait_free([0, 1])
     began = time.monotonic()
+    rig.pool = "proof-wide"
     rig.apply(tensor_parallel_size=2, max_workers=1)
     (worker,) = rig.active(1)
     rig.facts["start_to_active_s"] = round(time.monotonic() - began, 2)
     rig.facts["phases_s"] = rig.start_spans(worker)
     rig.facts["gpus"] = list(worker.gpu_ids)
     rig.facts["held_mib"] = rig.held_mib()
-    rig.stack.wait_routable(MODEL)
+    rig.stack.wait_routable(rig.pool)
     assert len(worker.gpu_ids) == 2
-    answer = stream_http(rig.stack.http, MODEL, rig.kit.tokens)
+    answer = stream_http(rig.stack.http, rig.pool, rig.kit.tokens)
     assert answer.ok, answer
     assert answer.tokens == rig.kit.tokens
 
@@ -214,7 +215,7 @@ def test_a_killed_rank_is_replaced_whole(rig: Rig) -> None:
     (worker,) = rig.active(1)
     tree = rig.tree(worker.worker_id)
     _kill_and_replace(rig, worker, rig.rank_of(worker.worker_id, 1), tree)
-    answer = stream_http(rig.stack.http, MODEL, 20)
+    answer = stream_http(rig.stack.http, rig.pool, 20)
     assert answer.ok, answer
 
 
