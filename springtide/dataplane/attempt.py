@@ -13,11 +13,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from springtide.dataplane.events import EventStream, EventTooLong, error_object
-from springtide.dataplane.framing import LAST_CHUNK, Body, ChunkedBody, FramingError, LengthBody, chunk
+from springtide.dataplane.framing import LAST_CHUNK, Body, FramingError, LengthBody, chunk
 from springtide.dataplane.heads import (
+    CHUNKED,
     FAULT_HEADER,
     HeadError,
     ResponseHead,
+    body_of,
     encode_request,
     encode_response_head,
     parse_response_head,
@@ -60,6 +62,7 @@ class Attempt:
         "held_size",
         "last_at",
         "phase",
+        "plain",
         "resumes",
         "reused",
         "route",
@@ -83,6 +86,7 @@ class Attempt:
         self.body: Body | None = None
         self.scan: EventStream | None = None
         self.verbatim = False  # chunks may pass as they are
+        self.plain = exchange.request.http_1_0  # the client's body is not chunked
         self.held: list[bytes] = []
         self.held_size = 0
         self.shaper = route.shaper
@@ -91,8 +95,8 @@ class Attempt:
         self.begun = False  # any byte of this attempt did
         self.sent = 0
         self.active = False  # data came since the last sweep
-        self.started_at = exchange.server.loop.time()
-        self.last_at = self.started_at  # start of the phase, then the last sweep that saw data
+        self.started_at = self.last_at = exchange.server.loop.time()
+        # `last_at`: start of the phase, then the last sweep that saw data
         self.first_byte_at: float | None = None
 
     # ------------------------------------------------------------ sending
@@ -132,10 +136,11 @@ class Attempt:
         self.conn = conn
         conn.sink = self
         conn.served += 1
+        if self.phase == CONNECTING and not self.reused:
+            self.last_at = self.exchange.server.loop.time()
         self.phase = WAITING
-        self.last_at = self.exchange.server.loop.time()
         if self.exchange.client.paused:
-            conn.transport.pause_reading()
+            conn.hold_back(True)
         conn.transport.write(encode_request(self.exchange.request, self.route))
 
     # ------------------------------------------------------------ the upstream's side
@@ -150,7 +155,11 @@ class Attempt:
                 return
             data = rest
             body = self.body
-            assert body is not None
+            if body is None:  # the whole answer is here
+                if data and not self.resumes:
+                    self._begin()
+                self._settle(data)
+                return
         try:
             payload = body.feed(data)
             if self.scan is not None:
@@ -180,18 +189,20 @@ class Attempt:
         self.fail(OutcomeKind.UPSTREAM_EOF, detail=str(error or "connection closed"))
 
     def _read_head(self, data: bytes) -> bytes | None:
-        """Consumes the head; gives what follows it, or None while it is incomplete or when it is refused."""
-        limits = self.exchange.server.limits
-        data = self.head_buffer + data
+        """Consumes the head; gives what follows it, or None while it is incomplete or when it is refused. Leaves `body`
+        unset where what follows is a whole answer that is no stream."""
+        server, request = self.exchange.server, self.exchange.request
+        if self.head_buffer:
+            data = self.head_buffer + data
         while True:
             end = data.find(b"\r\n\r\n") + 4
             if end < 4:
                 self.head_buffer = data
-                if len(data) > limits.max_head_bytes:
+                if len(data) > server.limits.max_head_bytes:
                     self.fail(OutcomeKind.BAD_RESPONSE, detail="the answer's head is too long")
                 return None
             try:
-                head = parse_response_head(data[:end], self.exchange.request.method)
+                head, length = self._head_of(data[:end], request.method)
             except HeadError as error:
                 self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
                 return None
@@ -199,12 +210,29 @@ class Attempt:
             if head.status >= 200:
                 break
         self.head_buffer = b""
+        if head.offers:
+            server.pool.offered(self.route.address)
         self.head = head
-        self.body = head.body
         if head.event_stream and head.status == 200:
-            self.scan = EventStream(limits.max_event_bytes)
-            self.verbatim = isinstance(head.body, ChunkedBody) and not self.exchange.request.http_1_0
+            self.scan = EventStream(server.limits.max_event_bytes)
+            self.verbatim = length == CHUNKED and not request.http_1_0
+            self.body = body_of(length)
+        else:
+            self.plain = length >= 0 or request.http_1_0
+            if length != len(data):
+                self.body = body_of(length)
         return data
+
+    def _head_of(self, head: bytes, method: str) -> tuple[ResponseHead, int]:
+        """The head, and the length of its body. Raises HeadError."""
+        if method == "HEAD":
+            read = parse_response_head(head, method)
+            return read, read.length
+        known, length = self.exchange.server.response_heads.find(head)
+        if known is None:
+            known = self.exchange.server.response_heads.read(head)
+            length = known.length
+        return known, length
 
     def _begin(self) -> None:
         self.begun = True
@@ -449,10 +477,7 @@ class Attempt:
         conn = self.conn
         if conn is None or conn.transport.is_closing():
             return
-        if paused:
-            conn.transport.pause_reading()
-        else:
-            conn.transport.resume_reading()
+        conn.hold_back(paused)
 
     # ------------------------------------------------------------ small parts
 
@@ -471,7 +496,7 @@ class Attempt:
             refusal=head.refusal if head is not None else "",
             timeout=timeout,
             detail=detail,
-            headers=head.headers if head is not None else [],
+            headers=head.headers if head is not None else (),
         )
 
     def _drop(self) -> None:
@@ -491,7 +516,7 @@ class Attempt:
         if conn is None:
             return
         body, head = self.body, self.head
-        clean = body is not None and body.done and not body.rest and head is not None and head.keep_alive
+        clean = head is not None and head.keep_alive and (body is None or (body.done and not body.rest))
         if clean and conn.transport.get_write_buffer_size() == 0:
             conn.release()
         else:
@@ -501,16 +526,12 @@ class Attempt:
         assert self.head is not None
         return encode_response_head(self.head, self.route.reply_headers, framing, self.exchange.keep_alive())
 
-    def _plain(self) -> bool:
-        """True where the client's body is not chunked."""
-        return self.exchange.request.http_1_0 or (self.scan is None and isinstance(self.body, LengthBody))
-
     def _encode(self, payload: bytes) -> bytes:
         """Payload in the client's framing."""
-        return payload if self._plain() else chunk(payload)
+        return payload if self.plain else chunk(payload)
 
     def _last(self) -> bytes:
-        return b"" if self._plain() else LAST_CHUNK
+        return b"" if self.plain else LAST_CHUNK
 
 
 def _over(now: float, since: float, bound: float | None) -> bool:

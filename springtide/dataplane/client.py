@@ -18,7 +18,7 @@ from types import TracebackType
 
 from springtide.dataplane.events import EventStream, EventTooLong, error_object, event_data, split_events
 from springtide.dataplane.framing import Body, FramingError
-from springtide.dataplane.heads import HeadError, encode_request, parse_response_head
+from springtide.dataplane.heads import HeadError, body_of, encode_request, parse_response_head
 from springtide.dataplane.messages import Address, Headers, Limits, OutcomeKind, Request, Route
 from springtide.dataplane.upstream import Upstream, UpstreamPool
 
@@ -90,7 +90,7 @@ class Answer:
             self._queued += len(payload)
             if self._queued > _HIGH_WATER_BYTES and not self._paused and not self._ended and self._conn is not None:
                 self._paused = True
-                self._conn.transport.pause_reading()
+                self._conn.hold_back(True)
         self._wake()
 
     def upstream_lost(self, error: Exception | None) -> None:
@@ -118,7 +118,7 @@ class Answer:
         self._head = b""
         self.status, self.headers, self.refusal = head.status, head.headers, head.refusal
         self.event_stream = head.event_stream and head.status == 200
-        self._body, self._keep_alive = head.body, head.keep_alive
+        self._body, self._keep_alive = body_of(head.length), head.keep_alive
         return data
 
     def _fail(self, failure: UpstreamFailure) -> None:
@@ -177,7 +177,7 @@ class Answer:
         self._queued -= len(payload)
         if self._paused and self._queued < _HIGH_WATER_BYTES // 4 and self._conn is not None:
             self._paused = False
-            self._conn.transport.resume_reading()
+            self._conn.hold_back(False)
         return payload
 
     async def read(self, max_bytes: int | None = None) -> bytes:

@@ -5,19 +5,26 @@ so that either side can be replaced. The relay asks `Director.direct` once per r
 and tells `Director.finished` exactly once for each `Route` that it was given.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
+if TYPE_CHECKING:
+    from springtide.dataplane.heads import RequestHead
+
+# A request passes through these objects at the rate of the busiest engine: what is made for each is a plain class with
+# slots (a frozen dataclass costs four times as much), and what is a key of a dict is a tuple.
+
 Headers = list[tuple[bytes, bytes]]
 """Header lines in order; names in lower case."""
+Fields = Sequence[tuple[bytes, bytes]]
+"""The same, only to be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
+class TcpAddress(NamedTuple):
     """A TCP endpoint. `host` is a name or a literal address (IPv6 without brackets)."""
 
     host: str
@@ -27,8 +34,7 @@ class TcpAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(NamedTuple):
     """A unix stream socket by its path."""
 
     path: str
@@ -84,12 +90,17 @@ _UNPARSED = object()
 
 
 class Request:
-    """One request with its whole body. `started_at` is the event loop's clock; `state` belongs to the director."""
+    """One request with its whole body. `started_at` is the event loop's clock; `state` belongs to the director.
+
+    `headers` may be shared with other requests: put a new list in its place instead of changing it. Those that were
+    read from a connection have no Content-Length, which is the body's.
+    """
 
     __slots__ = (
         "_json",
         "body",
         "client",
+        "head",
         "headers",
         "http_1_0",
         "keep_alive",
@@ -121,8 +132,21 @@ class Request:
         self.started_at = started_at
         self.keep_alive = keep_alive
         self.http_1_0 = http_1_0
+        self.head: RequestHead | None = None
+        """Where the request was read from a connection: what all requests with this head share."""
         self.state: Any = None
         self._json: Any = _UNPARSED
+
+    def forget_json(self) -> None:
+        """The body is another one now."""
+        self._json = _UNPARSED
+
+    def extension_headers(self) -> Mapping[bytes, bytes]:
+        """Those whose names begin with x-; the last one of each name."""
+        head = self.head
+        if head is not None and head.headers is self.headers:
+            return head.extensions
+        return extensions_of(self.headers)
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; `name` in lower case."""
@@ -133,15 +157,23 @@ class Request:
 
     def json(self) -> dict[str, Any]:
         """The body as a JSON object, parsed at most once. Raises InvalidJson."""
-        if self._json is _UNPARSED:
+        parsed = self._json
+        if parsed is _UNPARSED:
             try:
                 parsed = orjson.loads(self.body)
-                self._json = parsed if isinstance(parsed, dict) else InvalidJson("the body must be a JSON object")
+                if not isinstance(parsed, dict):
+                    parsed = InvalidJson("the body must be a JSON object")
             except orjson.JSONDecodeError as error:
-                self._json = InvalidJson(f"the body is not valid JSON: {error}")
-        if isinstance(self._json, InvalidJson):
-            raise self._json
-        return self._json  # type: ignore[no-any-return]
+                parsed = InvalidJson(f"the body is not valid JSON: {error}")
+            self._json = parsed
+        if isinstance(parsed, InvalidJson):
+            raise parsed
+        return parsed  # type: ignore[no-any-return]
+
+
+def extensions_of(headers: Fields) -> dict[bytes, bytes]:
+    """Headers whose names begin with x-; the last one of each name."""
+    return {name: value for name, value in headers if name.startswith(b"x-")}
 
 
 class ShapeError(ValueError):
@@ -162,9 +194,10 @@ class Shaper(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Route:
     """Send the request to `address`. `key` is the director's handle (for example the worker) and is what `abort` takes.
+    Not changed once the relay has it.
 
     `headers` go to the upstream and replace the client's of the same names; `reply_headers` go to the client.
     `first_byte_timeout_s` runs from the request's write to the first event or byte of body,
@@ -188,7 +221,7 @@ class Route:
     """For event streams: what the client sees of them. Without one they are passed on as they are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """A local answer. Content-Length and Connection are added by the relay. `close` ends the connection after it."""
 
@@ -200,6 +233,8 @@ class Reply:
 
 class OutcomeKind(Enum):
     """How one attempt ended."""
+
+    __hash__ = object.__hash__  # Enum's own is written in Python, and these are keys of dicts
 
     OK = "ok"
     """The upstream's whole answer went to the client; also an engine's own 4xx, which is the client's fault."""
@@ -241,7 +276,7 @@ class Outcome:
     error_type: str = ""
     error_code: str | int | None = None
     """Of the upstream's error event, where that ended it."""
-    headers: Headers = field(default_factory=list)
+    headers: Fields = ()
     """Head of the upstream's answer, where there was one."""
     answer: Reply | None = None
     """What the client gets unless the director says otherwise: an answer, or (`response_started`) a closing error event
@@ -251,7 +286,7 @@ class Outcome:
 Answer = Route | Reply
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Retry:
     """Try again: the next route, a reply in place of the default error, or an awaitable of either.
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import cast
 
 from springtide.dataplane.exchange import Exchange
-from springtide.dataplane.framing import Body, FramingError, LengthBody
-from springtide.dataplane.heads import HeadError, encode_reply, parse_request_head
+from springtide.dataplane.framing import Body, FramingError
+from springtide.dataplane.heads import HeadError, RequestHeads, ResponseHeads, body_of, encode_reply
 from springtide.dataplane.messages import Address, Director, Limits, Request, error_reply
 from springtide.dataplane.upstream import UpstreamPool, set_nodelay
 
@@ -114,6 +114,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         if self.request is None:
+            if not self.buffer:
+                # The usual read is one whole request, with a head that was read before.
+                end = data.find(b"\r\n\r\n") + 4
+                known, length = self.server.request_heads.find(data[:end])
+                whole = len(data) - end == length <= self.server.limits.max_body_bytes
+                if known is not None and whole and known.simple:
+                    request = known.request(self.peer, self.server.loop.time())
+                    request.body = data[end:]
+                    self.deadline = _NEVER
+                    self._begin(request)
+                    return
             begun = bool(self.buffer)
             if begun:
                 data = self.buffer + data
@@ -142,11 +153,14 @@ class ClientConnection(asyncio.Protocol):
                 self.deadline = self.server.loop.time() + limits.head_timeout_s
             self.buffer = data
             return None
-        request, body = parse_request_head(data[:end], limits.max_headers)
-        request.client = self.peer
-        request.started_at = self.server.loop.time()
-        if isinstance(body, LengthBody) and body.left > limits.max_body_bytes:
-            raise HeadError(413, f"the body has {body.left} bytes; at most {limits.max_body_bytes} are taken")
+        known, length = self.server.request_heads.find(data[:end])
+        if known is None:
+            known = self.server.request_heads.read(data[:end])
+            length = known.length
+        if length > limits.max_body_bytes:
+            raise HeadError(413, f"the body has {length} bytes; at most {limits.max_body_bytes} are taken")
+        request = known.request(self.peer, self.server.loop.time())
+        body = body_of(length)
         self.request, self.body = request, body
         rest = data[end:]
         if not body.done:
@@ -176,6 +190,12 @@ class ClientConnection(asyncio.Protocol):
         self.buffer = data[: self.server.limits.max_head_bytes]
         if len(data) > len(self.buffer):
             self.buffer, request.keep_alive = b"", False
+        upgrades = self.server.upgrades
+        if upgrades is not None and request.method == "GET" and upgrades(self, request):
+            return
+        self._begin(request)
+
+    def _begin(self, request: Request) -> None:
         self.exchange = exchange = Exchange(self.server, self, request)
         self.server.exchanges.add(exchange)
         exchange.start()
@@ -235,8 +255,13 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = self.server.loop.time() + self.server.limits.linger_s
         reply = error_reply(status, message, _TYPES.get(status, "invalid_request_error"), status, close=True)
         self.transport.write(encode_reply(reply, "GET", keep_alive=False))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        if self.transport.is_closing():
+            return
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except (OSError, RuntimeError):  # the client was faster
+            self.transport.abort()
 
     def _gone(self) -> None:
         exchange, self.exchange = self.exchange, None
@@ -271,6 +296,10 @@ class RelayServer:
         self.director = director
         self.limits = limits or Limits()
         self.pool = UpstreamPool(self.limits)
+        self.request_heads = RequestHeads(self.limits.max_headers)
+        self.response_heads = ResponseHeads()
+        self.upgrades: Callable[[ClientConnection, Request], bool] | None = None
+        """Asked of each GET: True where it has taken the connection over for another protocol."""
         self.connections: set[ClientConnection] = set()
         self.exchanges: set[Exchange] = set()
         self.closing = False

@@ -33,7 +33,7 @@ def set_nodelay(transport: asyncio.BaseTransport) -> None:
 class Upstream(asyncio.Protocol):
     """One connection. `served` counts exchanges begun on it; `idle_since` is the loop's clock."""
 
-    __slots__ = ("address", "idle_since", "linked", "pool", "served", "sink", "transport")
+    __slots__ = ("address", "held", "idle_since", "linked", "pool", "served", "sink", "transport")
 
     transport: asyncio.Transport
 
@@ -42,6 +42,7 @@ class Upstream(asyncio.Protocol):
         self.address = address
         self.sink: Sink | None = None
         self.served = 0
+        self.held = False
         self.idle_since = 0.0
         self.linked = False  # a stream of a link
 
@@ -70,6 +71,14 @@ class Upstream(asyncio.Protocol):
             sink.upstream_lost(exc)
         else:
             self.pool.forget(self)
+
+    def hold_back(self, paused: bool) -> None:
+        """Reads no more, or again."""
+        self.held = paused
+        if paused:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
 
     def drop(self) -> None:
         """Cuts the connection at once. For an engine this is what aborts its request."""
@@ -163,7 +172,8 @@ class UpstreamPool:
             return
         idle = self._idle.setdefault(conn.address, deque())
         conn.idle_since = asyncio.get_running_loop().time()
-        conn.transport.resume_reading()  # else its end would go unseen
+        if conn.held:
+            conn.hold_back(False)  # else its end would go unseen
         idle.append(conn)
         if len(idle) > self._limits.max_idle_per_address:
             idle.popleft().transport.abort()

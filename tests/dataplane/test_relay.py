@@ -699,12 +699,12 @@ async def test_a_slow_client_holds_the_upstream_back() -> None:
         await peer.send(chunk(DONE) + LAST)
 
     async with upstream(script) as up:
-        director = Recorder(lambda r: Route(up.address, idle_timeout_s=0.3))
+        director = Recorder(lambda r: Route(up.address, idle_timeout_s=1.5))
         async with relay(director) as (server, port), client(port) as c:
             c.send(post())
             await until(lambda: any(x.paused for x in server.connections))
-            before = -1
-            while before != sent:  # until the upstream can push no more
+            before, idle_over = -1, server.loop.time() + 2.0
+            while before != sent or server.loop.time() < idle_over:  # until the upstream can push no more
                 before = sent
                 await asyncio.sleep(0.2)
             assert sent < 590
