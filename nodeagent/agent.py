@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _KILL_AFTER_S = 10.0
 _UNTOLD_AFTER_S = 2.0
+_ONE_SIGNAL_S = 2.0
+"""Batch systems and wrappers give one signal twice: to every process, and to a script that passes it on."""
 
 
 class Agent:
@@ -74,6 +76,7 @@ class Agent:
         )
         self._node = Node(self._setup)
         self._signals = 0
+        self._last_signal: tuple[signal.Signals | None, float] = (None, 0.0)
         self._leave = asyncio.Event()
         self._drain = asyncio.Event()
         self._stop_deadline: float | None = None
@@ -127,10 +130,14 @@ class Agent:
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, self._config.stop_action == "drain")
-        loop.add_signal_handler(signal.SIGUSR1, self._on_signal, True)
+            loop.add_signal_handler(number, self._on_signal, number, self._config.stop_action == "drain")
+        loop.add_signal_handler(signal.SIGUSR1, self._on_signal, signal.SIGUSR1, True)
 
-    def _on_signal(self, drain: bool) -> None:
+    def _on_signal(self, number: signal.Signals, drain: bool) -> None:
+        now, before = self._clock.now(), self._last_signal
+        self._last_signal = (number, now)
+        if before[0] is number and now - before[1] < _ONE_SIGNAL_S:
+            return
         self._signals += 1
         if drain and self._signals == 1:
             log.info("draining all workers; a second signal leaves them as they are")

@@ -98,6 +98,18 @@ async def test_second_signal_leaves_at_once(controlplane: FakeControlPlane, agen
     assert controlplane.goodbyes == [], "a goodbye says that nothing is left"
 
 
+async def test_one_signal_given_twice_is_one(controlplane: FakeControlPlane, agent: RunningAgent) -> None:
+    """NA10: a batch system signals every process, and its script passes the signal on: the drain goes on."""
+    await _serving(controlplane, agent)
+    agent.signal(signal.SIGTERM)
+    await eventually(lambda: controlplane.stopping)
+    agent.signal(signal.SIGTERM)
+    controlplane.want("w-1", Want.STOP, 2)
+    assert await agent.exited() == 0
+    assert not marked(agent.marker)
+    assert controlplane.goodbyes != []
+
+
 async def test_one_agent_per_data_dir(controlplane: FakeControlPlane, agent: RunningAgent, tmp_path: Path) -> None:
     """A second agent on the folder ends with 2 and one line that names field, value and remedy."""
     await agent.start().up()
