@@ -218,7 +218,7 @@ class Local:
             child.returncode = 0  # it is watched by its identity; Popen need not warn that it lives
         self._keep(replace(entry, agent=found, started_at=self._context.clock.now()))
 
-    def _command(self, entry: Entry) -> list[str]:
+    def _command(self, entry: Entry) -> Sequence[str]:
         found = self._sets.get(entry.capability_set) or LocalSet(entry.capability_set)
         command = [self._settings.python or sys.executable, "-m", "nodeagent"]
         if self._settings.agent_config:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from controlplane.core.measured import start_ups
+from controlplane.core.nodes.slots import Room
 from controlplane.core.snapshot import Delete, LoadSample, NodeLive, Plan, Put, Snapshot
 from controlplane.core.tracing import trace_id_of
 from controlplane.core.worker import Cause, id_order, step
@@ -35,6 +36,10 @@ class Draft:
         self.notes: list[str] = []
         self.preferences: dict[str, Callable[[Node], int]] = {}  # by pool: which nodes its next start should go to
         self._changed: dict[tuple[str, str], None] = {}  # ordered set
+        self.was_full = False  # something was left for the next plan
+        self.rooms: list[Room] | None = None  # room on coming nodes, see nodes.acquire
+        self.requested = 0  # units of nodes that this plan asks for
+        self.awaited: dict[str, int] = {}  # by pool: workers that have a node coming
         self._wakes: list[float] = []
         self._again = False
         self._ids_by_pool: dict[str, list[str]] = {}
@@ -60,10 +65,14 @@ class Draft:
     @property
     def full(self) -> bool:
         """The batch has no room for another unit of work. Asking when it is full makes the plan wake at once."""
+        return self.lacks_room(_HEADROOM)
+
+    def lacks_room(self, operations: int) -> bool:
+        """So many do not fit any more. Asking when they do not makes the plan wake at once."""
         room = MAX_OPERATIONS - len(self._changed) - len(self.events) - len(self.decisions)
-        if room < _HEADROOM:
-            self._again = True
-        return room < _HEADROOM
+        if room < operations:
+            self._again = self.was_full = True
+        return room < operations
 
     # -------------------------------------------------------------- changing
 
@@ -81,10 +90,13 @@ class Draft:
             self.nodes[record.node_id] = record
             self._mark("node", record.node_id, self.snapshot.nodes.get(record.node_id) == record)
 
-    def delete(self, record: Pool | Worker) -> None:
+    def delete(self, record: Pool | Node | Worker) -> None:
         if isinstance(record, Worker):
             del self.workers[record.worker_id]
             self._mark("worker", record.worker_id, record.worker_id not in self.snapshot.workers)
+        elif isinstance(record, Node):
+            del self.nodes[record.node_id]
+            self._mark("node", record.node_id, record.node_id not in self.snapshot.nodes)
         else:
             del self.pools[record.name]
             self._mark("pool", record.name, record.name not in self.snapshot.pools)

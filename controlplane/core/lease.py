@@ -58,13 +58,33 @@ def _register(draft: Draft, node_id: str, live: NodeLive) -> None:
         return
     node = draft.nodes.get(node_id)
     state = NodeState.RELEASING if live.stopping else NodeState.UP
-    if node is None:
+    if node is not None and _is_given_back(node):
+        if node.state is not NodeState.RELEASING:
+            node = _move(draft, node, NodeState.RELEASING, "COMES_LATE")
+            _say(draft, node, live.hello)
+    elif node is None:
         node = Node(node_id, state=state, state_since=draft.now, observed=live.hello)
         _say(draft, node, live.hello)
     elif node.state is not state:
         node = _move(draft, node, state, "STOPPING" if live.stopping else "REGISTERED")
         _say(draft, node, live.hello)
-    draft.put(dataclasses.replace(node, observed=live.hello))
+    draft.put(_joined(dataclasses.replace(node, observed=live.hello)))
+
+
+def _is_given_back(node: Node) -> bool:
+    """A node that is leaving for its provisioner's or the control plane's reasons does not become UP again because its
+    agent still reports, and one that was given up does not because its agent comes after all."""
+    if node.provided is None or node.provided.fixed:
+        return False
+    leaving = node.state is NodeState.RELEASING and node.reason != "STOPPING"
+    return node.provided.release or leaving or node.state is NodeState.GONE
+
+
+def _joined(node: Node) -> Node:
+    if node.provided is None or (node.provided.joined and node.provided.register_deadline is None):
+        return node
+    provided = dataclasses.replace(node.provided, joined=True, register_deadline=None)
+    return dataclasses.replace(node, provided=provided)
 
 
 def _say(draft: Draft, node: Node, hello: NodeObserved) -> None:

@@ -25,7 +25,8 @@ def leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
             cancel(draft, worker, "NODE_STOPPING", f"{node_id} stops")
         elif worker.state is State.ACTIVE:
             latest, end = _leave_times(draft, pool, node_id)
-            if ready >= target or coming == 0 or draft.now >= latest:
+            awaited = draft.awaited.get(pool.name, 0)  # a replacement whose node is still coming
+            if ready >= target or coming + awaited == 0 or draft.now >= latest:
                 drain(draft, worker, "NODE_STOPPING", f"{node_id} stops", deadline=end)
             else:
                 draft.wake(latest)
@@ -39,7 +40,10 @@ def leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
 def _leave_times(draft: Draft, pool: Pool, node_id: str) -> tuple[float, float]:
     """(when a worker of the stopping node has to begin its drain, when that drain has to end)."""
     live, timeout_s = draft.live(node_id), drain_timeout_s(pool)
-    if live is None or live.stop_deadline_at is None:
+    provided = draft.nodes[node_id].provided
+    told = [live.stop_deadline_at if live is not None else None, provided.ends_at if provided is not None else None]
+    ends = [at for at in told if at is not None]
+    if not ends:
         return draft.nodes[node_id].state_since + timeout_s, draft.now + timeout_s
-    latest = live.stop_deadline_at - timeout_s - _LEAVE_SLACK_S
-    return latest, min(draft.now + timeout_s, max(live.stop_deadline_at - _LEAVE_SLACK_S, draft.now))
+    latest = min(ends) - timeout_s - _LEAVE_SLACK_S
+    return latest, min(draft.now + timeout_s, max(min(ends) - _LEAVE_SLACK_S, draft.now))

@@ -3,9 +3,10 @@
 from controlplane.core.aims import Aim, Moves
 from controlplane.core.decisions import record
 from controlplane.core.draft import Draft
+from controlplane.core.placement import CannotPlace
 from controlplane.core.signals import is_leaving
 from controlplane.core.starts import is_exhausted, is_failing
-from springtide.model.enums import DecisionResult, Phase, State
+from springtide.model.enums import DecisionResult, Phase, ScaleDown, State
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
 
@@ -55,10 +56,15 @@ def _why_not(draft: Draft, pool: Pool, moves: Moves, growing: bool) -> tuple[str
     if not growing:
         return "NO_VICTIM", "nobody may be taken while requests wait"
     if moves.blocked is not None:
-        return "CANNOT_PLACE", str(moves.blocked)
+        return blocked_reason(moves.blocked), str(moves.blocked)
     if any(is_exhausted(worker, pool) for worker in draft.workers_of(pool.name)):
         return "START_ATTEMPTS_EXHAUSTED", "its start attempts ran out"
     return "START_BACKOFF", "a failed start waits for its next attempt"
+
+
+def blocked_reason(blocked: CannotPlace) -> str:
+    """Nodes are coming for it, or nobody can take it."""
+    return "AWAITS_NODE" if blocked.awaited else "CANNOT_PLACE"
 
 
 def _write_convergence(draft: Draft, pool: Pool, aim: Aim, moves: Moves, before: int, was_desired: int) -> None:
@@ -110,14 +116,25 @@ def _has_left(draft: Draft, worker: Worker) -> bool:
     return is_failing(worker) or worker.intent.phase is Phase.LOST or worker.intent.held
 
 
-def set_conditions(draft: Draft, pool: Pool, moves: Moves) -> None:
+def _cannot_sleep(draft: Draft, pool: Pool) -> list[str]:
+    """What the pool's engines lack to release their memory."""
+    active = [worker for worker in draft.workers_of(pool.name) if worker.state is State.ACTIVE]
+    lacking = {worker.observed.missing_verbs.get("release", "") for worker in active if worker.observed.verbs_known}
+    return [f"CANNOT_SLEEP: its engines cannot release memory without {name}" for name in sorted(lacking - {""})]
+
+
+def set_conditions(draft: Draft, pool: Pool, moves: Moves, no_spare: CannotPlace | None = None) -> None:
     found: list[str] = []
     if moves.blocked is not None:
-        found.append(f"CANNOT_PLACE: {moves.blocked}")
+        found.append(f"{blocked_reason(moves.blocked)}: {moves.blocked}")
         draft.note(f"{pool.name}: cannot place: {moves.blocked}")
     exhausted = [worker for worker in draft.workers_of(pool.name) if is_exhausted(worker, pool)]
     if exhausted:
         listed = ", ".join(f"{worker.worker_id} ({worker.intent.reason})" for worker in exhausted[:8])
         found.append(f"START_ATTEMPTS_EXHAUSTED: {listed}; activate it when the cause is gone")
+    if no_spare is not None:
+        found.append(f"CANNOT_KEEP_SPARES: {no_spare}")
+    if pool.spec.scale_down is not ScaleDown.STOP or pool.spec.spares:
+        found += _cannot_sleep(draft, pool)
     if tuple(found) != pool.intent.conditions:
         draft.pool_intent(pool, conditions=tuple(found))

@@ -30,8 +30,13 @@ class CannotPlace:
     """Why no node can take it: one sentence per node, by node id."""
 
     reasons: Mapping[str, str]
+    awaited: int = 0  # workers that have a node coming
+    outlook: str = ""  # which nodes are coming, or why none is
 
     def __str__(self) -> str:
+        return f"{self.outlook}; {self._why()}" if self.outlook else self._why()
+
+    def _why(self) -> str:
         if not self.reasons:
             return "no node is known; start an agent"
         shown = [f"{node_id}: {reason}" for node_id, reason in list(self.reasons.items())[:8]]
@@ -39,12 +44,16 @@ class CannotPlace:
         return "; ".join(shown) + (f"; and {more} more nodes" if more > 0 else "")
 
 
-def free_gpus(node: Node, workers: Iterable[Worker], live: NodeLive | None) -> tuple[str, ...]:
+def free_gpus(
+    node: Node, workers: Iterable[Worker], live: NodeLive | None, lent: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
     """GPUs of the node that no worker record reserves and no engine is reported on, in the node's order. Engines count
-    whoever asked for them: another store's, and ours that the records have already let go."""
+    whoever asked for them: another store's, and ours that the records have already let go. `lent`: GPUs of sleeping
+    workers that may be borrowed."""
     taken = {gpu for worker in workers if worker.intent.node_id == node.node_id for gpu in worker.intent.gpu_ids}
     if live is not None:
         taken |= {gpu for report in live.reports.values() if not has_ended(report) for gpu in report.gpu_ids}
+    taken -= lent
     return tuple(gpu.id for gpu in node.observed.gpus if gpu.id not in taken)
 
 
@@ -73,9 +82,10 @@ def place(
     live: Mapping[str, NodeLive],
     avoid: str = "",
     prefer: Callable[[Node], int] | None = None,
+    lent: Mapping[str, frozenset[str]] | None = None,
 ) -> Slice | CannotPlace:
     """A slice for one worker of the pool. `avoid` is a node that just failed it: taken only when no other fits.
-    `prefer` ranks nodes before their free GPUs do; the smallest is best."""
+    `prefer` ranks nodes before their free GPUs do; the smallest is best. `lent`: by node, GPUs that may be borrowed."""
     reasons: dict[str, str] = {}
     best: tuple[tuple[bool, int, int, str], tuple[str, ...]] | None = None
     holders: dict[str, list[Worker]] = {}
@@ -84,7 +94,7 @@ def place(
             holders.setdefault(worker.intent.node_id, []).append(worker)
     for node_id in sorted(nodes):
         node, held = nodes[node_id], holders.get(node_id, [])
-        free = free_gpus(node, held, live.get(node_id))
+        free = free_gpus(node, held, live.get(node_id), (lent or {}).get(node_id, frozenset()))
         reason = _refusal(spec, node, live.get(node_id), free, held, pools)
         if reason is not None:
             reasons[node_id] = reason

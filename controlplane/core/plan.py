@@ -11,9 +11,14 @@ from controlplane.core.decisions import take_samples
 from controlplane.core.draft import Draft
 from controlplane.core.drains import progress_drains
 from controlplane.core.lease import tend_nodes
+from controlplane.core.nodes.acquire import keep_sets
+from controlplane.core.nodes.release import release_idle
+from controlplane.core.nodes.saga import follow_provisioners
 from controlplane.core.observe import observe_workers
+from controlplane.core.sleepers import tend_sleepers
 from controlplane.core.snapshot import Plan, Snapshot
 from controlplane.core.starts import check_deadlines, settle
+from controlplane.core.weights import tend_weights
 from controlplane.core.worker import Cause, can
 from springtide.model.enums import Admission
 
@@ -21,14 +26,19 @@ from springtide.model.enums import Admission
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """At most MAX_OPERATIONS writes, decisions and events together; when more is to be done, `wake_at` is now."""
     draft = Draft(snapshot, now)
+    follow_provisioners(draft)
     tend_nodes(draft)
     observe_workers(draft)
     open_admissions(draft)
     check_deadlines(draft)
     settle(draft)
     progress_drains(draft)
+    tend_sleepers(draft)
+    tend_weights(draft)
     take_samples(draft)
     converge_pools(draft)
+    keep_sets(draft)
+    release_idle(draft)
     return draft.plan()
 
 

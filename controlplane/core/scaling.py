@@ -1,15 +1,18 @@
 """Growing and shrinking one pool to its target.
 
-Growing cancels drains, then retries failed records, then starts stopped or new ones. (Waking sleepers and acquiring
-nodes come between and after these when there are any.) Shrinking takes victims.
+Growing cancels drains, then wakes sleepers, lets a coming spare serve, retries failed records, and starts stopped or
+new ones. Shrinking takes victims, which sleep where the pool says so.
 """
 
 from controlplane.core.aims import Aim, Moves, staying, why
 from controlplane.core.draft import Draft
 from controlplane.core.drains import drain, undrain
+from controlplane.core.nodes.acquire import with_nodes
 from controlplane.core.placement import CannotPlace
 from controlplane.core.shares import fits, missing
 from controlplane.core.signals import in_flight_of
+from controlplane.core.sleepers import coming_spares, promote, wake
+from controlplane.core.sleeping import is_claimed, wakeable, wanted_level
 from controlplane.core.starts import cancel, is_due, is_exhausted, is_failing, start
 from controlplane.core.victims import choose_victim
 from controlplane.core.worker import Cause, can, holds_slice
@@ -30,12 +33,21 @@ def grow(draft: Draft, pool: Pool, aim: Aim, moves: Moves, *, policy_grows: bool
             return
         moves.grown.append(undrain(draft, worker, reason, message).worker_id)
         missing -= 1
-    for candidate in _start_candidates(draft, pool, missing, policy_grows):
+    for worker in wakeable(draft, pool)[:missing]:
+        if draft.full:
+            return
+        moves.grown.append(wake(draft, pool, worker, reason, message).worker_id)
+        missing -= 1
+    for worker in coming_spares(draft, pool)[:missing]:
+        moves.grown.append(promote(draft, worker, pool).worker_id)
+        missing -= 1
+    candidates = _start_candidates(draft, pool, missing, policy_grows)
+    for index, candidate in enumerate(candidates):
         if draft.full:
             return
         result = start(draft, draft.pools[pool.name], candidate, reason, message)
         if isinstance(result, CannotPlace):
-            moves.blocked = result
+            moves.blocked = with_nodes(draft, draft.pools[pool.name], result, len(candidates) - index)
             return
         moves.grown.append(result.worker_id)
 
@@ -62,6 +74,7 @@ def _drains_to_cancel(draft: Draft, pool: Pool, aim: Aim) -> list[Worker]:
         and not worker.intent.abort_in_flight
         and (node := draft.nodes.get(worker.intent.node_id)) is not None
         and node.state is NodeState.UP
+        and not is_claimed(draft, worker)
         and (not shares or any(n > 0 and fits(s, node, pool) for n, s in zip(short, shares, strict=True)))
     ]
     return sorted(found, key=lambda worker: worker.intent.phase is Phase.FINISHING)
@@ -105,7 +118,7 @@ def shrink(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
         if victim.state is State.STARTING:
             cancel(draft, victim, reason, message)
         else:
-            drain(draft, victim, reason, message)
+            drain(draft, victim, reason, message, sleep_level=wanted_level(draft, pool))
         moves.shrunk.append(victim.worker_id)
 
 

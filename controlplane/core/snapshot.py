@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from springtide.model.node import Node, NodeObserved
 from springtide.model.pool import Pool
+from springtide.model.provisioning import CapabilitySet, GroupAnswer, ProvidedNode
 from springtide.model.record import Decision, Event
 from springtide.model.worker import Worker, WorkerReport
 
@@ -31,6 +32,27 @@ class NodeLive:
     reported: bool = (
         False  # at least one heartbeat in this session: absence from `reports` now means absence on the node
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionerLive:
+    """What the leader has heard of one provisioner since it leads. Before the first report of a session, absence from
+    `nodes` means nothing."""
+
+    connected: bool
+    last_heard_at: float
+    kind: str = ""
+    version: str = ""
+    reported: bool = False  # in this session
+    sets: Mapping[str, CapabilitySet] = field(default_factory=dict)
+    nodes: Mapping[str, ProvidedNode] = field(default_factory=dict)
+    ends_at: Mapping[str, float] = field(default_factory=dict)  # of nodes whose end is known
+    answers: Mapping[str, GroupAnswer] = field(default_factory=dict)  # by request id
+
+    @property
+    def fixed(self) -> bool:
+        """Its nodes are simply there."""
+        return self.kind == "static"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,23 @@ class LiveView:
     evaluated_at: Mapping[str, float] = field(default_factory=dict)  # by pool: last time its policy was asked
     last_decision: Mapping[str, Decision] = field(default_factory=dict)  # by pool: the standing one
     start_ups_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by pool: last start-ups, oldest first
+    provisioners: Mapping[str, ProvisionerLive] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRules:
+    """When nodes are asked for and given back."""
+
+    register_timeout_s: float = 600.0  # from RUNNING at its provisioner to the agent's hello
+    pending_timeout_s: float = 0.0  # longest wait in a provider's queue; 0: as long as it takes
+    idle_s: float = 300.0  # a node that nothing needs for so long is given back
+    lost_release_s: float = 300.0  # a node that is LOST for so long is given back
+    rollover_lead_s: float = 600.0  # so long before a node's known end its replacement is begun
+    backoff_s: float = 5.0  # after a node that did not come, its set is left alone; doubles with each
+    backoff_max_s: float = 300.0
+    gone_retention_s: float = 3600.0
+    base_on_demand: int = 0  # workers of each pool that are not on spot nodes
+    dynamic_fallback: bool = False  # on-demand nodes stand in for spot ones that are not ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +158,7 @@ class Snapshot:
     live: LiveView
     timing: Timing = Timing()
     grace_until: float = 0.0  # no lease expires before
+    rules: NodeRules = NodeRules()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from springtide.model.enums import NodeState
+from springtide.model.provisioning import ProvidedPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,29 @@ class NodeObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Provision:
+    """Where a node comes from and how its saga stands. Written by the control plane's leader."""
+
+    provisioner_id: str  # gave it and takes it back
+    group_id: str = ""  # unit of nodes that come and go together
+    capability_set: str = ""
+    gpus: int = 0  # that it is to have, before its agent says so
+    spot: bool = False
+    cost_per_hour: float = 0.0
+    fixed: bool = False  # its provisioner neither starts nor stops it
+    pool: str = ""  # that it was requested for; empty: kept, or found
+    requested_at: float | None = None  # None: found at its provisioner
+    register_deadline: float | None = None  # given back unless its agent is here by then; None: no bound now
+    joined: bool = False  # its agent has registered
+    phase: ProvidedPhase | None = None  # as last listed; None: not listed yet
+    reference: str = ""  # the provider's own name
+    ends_at: float | None = None  # it is taken away then; None: no end is known
+    idle_since: float | None = None  # nothing needs it since then
+    release: bool = False  # it may go: its shutdown is ordered until its provisioner lists it no more
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     node_id: str
     state: NodeState = NodeState.UP
@@ -45,3 +69,4 @@ class Node:
     spec: NodeSpec = field(default_factory=NodeSpec)
     observed: NodeObserved = field(default_factory=NodeObserved)
     revision: int = 0
+    provided: Provision | None = None  # None: it came by itself

@@ -1,0 +1,137 @@
+"""What could be had for a pool now, best first: sets of the provisioners that are here, within their caps, not in
+back-off."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from controlplane.core.draft import Draft
+from controlplane.core.nodes.facts import is_alive_there, set_labels
+from controlplane.core.nodes.slots import workers_of_node
+from springtide.model.enums import NodeState
+from springtide.model.node import Gpu, Node, NodeObserved
+from springtide.model.pool import PoolSpec
+from springtide.model.provisioning import CapabilitySet
+
+_UNKNOWN = float("inf")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offer:
+    """One set of one provisioner. `room`: nodes that its cap leaves."""
+
+    provisioner_id: str
+    kind: CapabilitySet
+    room: int
+    workers: int = 0  # of the pool that an empty node holds
+    blocked_until: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.provisioner_id}/{self.kind.name}"
+
+    @property
+    def units(self) -> int:
+        return max(0, self.room) // self.kind.nodes_per_unit
+
+    @property
+    def cost(self) -> float:
+        """Of one worker. A set that does not say its cost comes after those that do."""
+        return self.kind.cost_per_hour / self.workers if self.kind.cost_per_hour > 0 and self.workers else _UNKNOWN
+
+
+def all_offers(draft: Draft) -> list[Offer]:
+    """Every set of every provisioner that is here and gives nodes on order."""
+    found: list[Offer] = []
+    for provisioner_id, provisioner in sorted(draft.snapshot.live.provisioners.items()):
+        if provisioner.fixed or not provisioner.connected or not provisioner.reported:
+            continue
+        for name in sorted(provisioner.sets):
+            kind = provisioner.sets[name]
+            room = kind.max_nodes - len(_counted(draft, provisioner_id, name))
+            found.append(Offer(provisioner_id, kind, room, blocked_until=_blocked_until(draft, provisioner_id, name)))
+    return found
+
+
+def nodes_of(draft: Draft, provisioner_id: str, name: str) -> Iterable[Node]:
+    for node in draft.nodes.values():
+        provided = node.provided
+        if provided is not None and (provided.provisioner_id, provided.capability_set) == (provisioner_id, name):
+            yield node
+
+
+def _counted(draft: Draft, provisioner_id: str, name: str) -> set[str]:
+    """Nodes that count against the cap: all that are not GONE, and those that their provisioner still has."""
+    provisioner = draft.snapshot.live.provisioners[provisioner_id]
+    recorded = {node.node_id for node in nodes_of(draft, provisioner_id, name) if node.state is not NodeState.GONE}
+    there = {
+        found.node_id for found in provisioner.nodes.values() if found.capability_set == name and is_alive_there(found)
+    }
+    return recorded | there
+
+
+def _blocked_until(draft: Draft, provisioner_id: str, name: str) -> float | None:
+    """After nodes that did not come the set is left alone for a while, longer with each in a row."""
+    rules = draft.snapshot.rules
+    failed: list[float] = []
+    came = 0.0
+    for node in nodes_of(draft, provisioner_id, name):
+        if node.provided is not None and node.provided.joined:
+            came = max(came, node.state_since)
+        elif node.state is NodeState.GONE and node.reason == "START_FAILED":
+            failed.append(node.state_since)
+    in_a_row = sorted({at for at in failed if at > came})  # those of one moment count as one
+    if not in_a_row:
+        return None
+    until = in_a_row[-1] + min(rules.backoff_s * 2.0 ** min(len(in_a_row) - 1, 32), rules.backoff_max_s)
+    return until if until > draft.now else None
+
+
+def offers_for(draft: Draft, spec: PoolSpec, offers: Iterable[Offer]) -> list[Offer]:
+    """Those whose nodes hold the pool's workers, whether they can be had now or not."""
+    found: list[Offer] = []
+    for offer in offers:
+        workers = workers_of_node(spec, offer.kind, set_labels(offer.provisioner_id, offer.kind))
+        if workers:
+            found.append(dataclasses.replace(offer, workers=workers))
+    return found
+
+
+def best(draft: Draft, pool: str, offers: Iterable[Offer], *, spot: bool | None = None) -> Offer | None:
+    """The one to take next: where the policy wants its workers, of the wanted kind (spot or not; None: either), with
+    nodes that can be had now, cheapest for one worker. A set whose cap is reached or that is in back-off is none."""
+    prefer = draft.preferences.get(pool)
+
+    def rank(offer: Offer) -> tuple[int, bool, bool, float, str]:
+        shared = 0 if prefer is None else prefer(_likeness(offer))
+        unlike = spot is not None and offer.kind.spot is not spot
+        return shared, unlike, offer.kind.available_nodes == 0, offer.cost, offer.name
+
+    usable = [offer for offer in offers if offer.units > 0 and offer.blocked_until is None]
+    return min(usable, key=rank, default=None)
+
+
+def _likeness(offer: Offer) -> Node:
+    """A node as it would be."""
+    kind = offer.kind
+    gpus = tuple(Gpu(str(index)) for index in range(kind.gpus_per_node))
+    observed = NodeObserved(gpus=gpus, labels=set_labels(offer.provisioner_id, kind), resources=kind.resources)
+    return Node(offer.name, observed=observed)
+
+
+def why_none(offers: Iterable[Offer], all_of: Iterable[Offer]) -> str:
+    """One sentence: why no node is asked for."""
+    fitting = list(offers)
+    if not fitting:
+        others = list(all_of)
+        if not others:
+            return ""
+        return f"no capability set fits: {', '.join(offer.name for offer in others[:8])}"
+    parts = []
+    for offer in fitting[:8]:
+        if offer.units <= 0:
+            parts.append(f"{offer.name} has reached its cap of {offer.kind.max_nodes} nodes")
+        elif offer.blocked_until is not None:
+            parts.append(f"{offer.name} waits after nodes that did not come")
+        else:
+            parts.append(f"{offer.name} could give more")
+    return "; ".join(parts)
