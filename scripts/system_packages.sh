@@ -7,11 +7,15 @@ cd "$(dirname "$0")/.."
 
 # command=package
 NEEDED="systemd-nspawn=systemd-container systemd-analyze=systemd dbus-daemon=dbus nsenter=util-linux pgrep=procps
-  curl=curl node=nodejs npm=npm"
+  curl=curl node=nodejs npm=npm
+  g++=g++ pkg-config=pkg-config protoc=protobuf-compiler grpc_cpp_plugin=protobuf-compiler-grpc"
 
 missing=()
 for pair in $NEEDED; do
   PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%=*}" >/dev/null || missing+=("${pair#*=}")
+done
+for pair in grpc++=libgrpc++-dev protobuf=libprotobuf-dev; do # libraries for a client in C++
+  pkg-config --exists "${pair%%=*}" 2>/dev/null || missing+=("${pair#*=}")
 done
 if [ "${#missing[@]}" -eq 0 ]; then exit 0; fi
 

@@ -1,13 +1,19 @@
-"""Clients of other languages, as they are: gRPC for Node, and `buf curl` (Go)."""
+"""Clients of other languages, as they are: gRPC for Node, gRPC for C++ as Debian has it, and `buf curl` (Go)."""
 
 import asyncio
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from shutil import which
+from typing import Any, NamedTuple
 
+import grpc
 import pytest
+from google.rpc import error_details_pb2
 
 from nodeagent.engines.sim.tokens import answer_text
+from springtide.model.routing import RoutedPool
 from tests.dataplane.fakes import until
 from tests.router.fakes import router, sim_engine, table, worker
 
@@ -18,12 +24,12 @@ METHOD = "springtide.v1.GenerationService/Generate"
 pytestmark = pytest.mark.heavy
 
 
-async def run(*argv: str | Path) -> tuple[int, str, str]:
+async def run(*argv: str | Path, within_s: float = 50.0) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *argv, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), 50)
+        out, err = await asyncio.wait_for(process.communicate(), within_s)
     finally:
         if process.returncode is None:
             process.kill()
@@ -49,6 +55,75 @@ async def test_grpc_for_node(tmp_path: Path) -> None:
         assert [model["name"] for model in found["models"]] == ["m"]
         assert found["after"]["text"] == answer_text("tide 1", 30)
         await until(lambda: r.in_flight == 0)
+
+
+async def built_cpp_client(folder: Path) -> Path:
+    """Stubs from the published protos, and a client of them: made by Debian's protoc and g++."""
+    google = Path(error_details_pb2.__file__).parents[2]
+    made = [Path("springtide/v1/generation"), Path("google/rpc/status"), Path("google/rpc/error_details")]
+    stub = f"{made[0]}.proto"
+    flags = ["-I", str(ROOT / "protos"), "-I", str(google), f"--cpp_out={folder}"]
+    await built("protoc", *flags, *(f"{name}.proto" for name in made))
+    await built("protoc", *flags, f"--grpc_out={folder}", f"--plugin=protoc-gen-grpc={which('grpc_cpp_plugin')}", stub)
+    sources = [Path(__file__).with_name("grpc_cpp_client.cc"), folder / f"{made[0]}.grpc.pb.cc"]
+    sources += [folder / f"{name}.pb.cc" for name in made]
+    objects = [folder / f"{number}.o" for number in range(len(sources))]
+    compiler = ("g++", "-std=c++17", "-O0", f"-I{folder}")
+    gate = asyncio.Semaphore(2)
+
+    async def compile_one(source: Path, into: Path) -> None:
+        async with gate:
+            await built(*compiler, "-c", source, "-o", into)
+
+    await asyncio.gather(*map(compile_one, sources, objects))
+    libraries = (await built("pkg-config", "--libs", "grpc++", "protobuf")).split()
+    await built(*compiler, *objects, "-o", folder / "client", *libraries)
+    return folder / "client"
+
+
+async def built(*argv: str | Path) -> str:
+    code, out, err = await run(*argv, within_s=200)
+    assert code == 0, err
+    return out
+
+
+@pytest.mark.timeout(300)
+async def test_grpc_for_cpp(tmp_path: Path) -> None:
+    """RT1, RT3, RT8: streams, a deadline, a cancellation, and google.rpc details of errors, with the C core of 2022."""
+    client = await built_cpp_client(tmp_path)
+    async with sim_engine(tmp_path) as (port, _):
+        known = table(worker("a", port))
+        empty = RoutedPool("p2", "m2", max_waiting=8, waiting_timeout_s=0.2, max_workers=1)
+        known = replace(known, pools={**known.pools, "p2": empty})
+        async with router(known) as r:
+            code, out, err = await run(client, r.grpc_address, "20")
+            assert code == 0, err
+            found = {name: Cpp(int(code), *rest) for name, code, *rest in (x.split("|") for x in out.splitlines())}
+            for number in range(20):
+                told = found[f"many{number}"]
+                assert (told.code, told.text) == (0, answer_text(f"tide {number}", 30))
+                assert re.fullmatch("st+f", told.kinds)
+            assert found["deadline"].code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+            assert found["deadline"].kinds.startswith("st")
+            assert found["cancelled"].code == grpc.StatusCode.CANCELLED.value[0]
+            assert found["refused"].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            assert found["refused"].details
+            assert found["unknown"].code == grpc.StatusCode.NOT_FOUND.value[0]
+            assert found["unknown"].details
+            assert found["empty"].code == grpc.StatusCode.UNAVAILABLE.value[0]
+            assert found["empty"].details.endswith("+retry")
+            assert found["models"].text.split() == ["m", "m2"]
+            assert found["after"].text == answer_text("tide 1", 30)
+            await until(lambda: r.in_flight == 0)
+
+
+class Cpp(NamedTuple):
+    """One call as the C++ client saw it. `kinds`: s, t and f for the events' kinds."""
+
+    code: int
+    kinds: str
+    text: str
+    details: str
 
 
 async def curl(address: str, request: dict[str, object], *flags: str) -> tuple[int, list[dict[str, Any]], str]:
