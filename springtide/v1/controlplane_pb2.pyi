@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from springtide.v1 import provisioner_pb2 as _provisioner_pb2
 from springtide.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -1440,6 +1441,7 @@ class GetStatusResponse(_message.Message):
     ROUTERS_FIELD_NUMBER: _builtins.int
     GRACE_UNTIL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    PROVISIONERS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     revision: _builtins.int
     version: _builtins.str
@@ -1455,6 +1457,8 @@ class GetStatusResponse(_message.Message):
     def grace_until(self) -> _timestamp_pb2.Timestamp:
         """No lease expires before. Absent: none running."""
 
+    @_builtins.property
+    def provisioners(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvisionerStatus]: ...
     def __init__(
         self,
         *,
@@ -1466,14 +1470,149 @@ class GetStatusResponse(_message.Message):
         routers: _abc.Iterable[Global___RouterStatus] | None = ...,
         grace_until: _timestamp_pb2.Timestamp | None = ...,
         version: _builtins.str = ...,
+        provisioners: _abc.Iterable[Global___ProvisionerStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grace_until", b"grace_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_until", b"grace_until", "nodes", b"nodes", "pools", b"pools", "revision", b"revision", "routers", b"routers", "store_id", b"store_id", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_until", b"grace_until", "nodes", b"nodes", "pools", b"pools", "provisioners", b"provisioners", "revision", b"revision", "routers", b"routers", "store_id", b"store_id", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ProvisionerStatus(_message.Message):
+    """A provisioner as the control plane hears it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVISIONER_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    REPORT_AGE_S_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SETS_FIELD_NUMBER: _builtins.int
+    provisioner_id: _builtins.str
+    kind: _builtins.str
+    connected: _builtins.bool
+    report_age_s: _builtins.float
+    """Since it was last heard."""
+    version: _builtins.str
+    @_builtins.property
+    def sets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvisionerSetStatus]: ...
+    def __init__(
+        self,
+        *,
+        provisioner_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        connected: _builtins.bool = ...,
+        report_age_s: _builtins.float = ...,
+        version: _builtins.str = ...,
+        sets: _abc.Iterable[Global___ProvisionerSetStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "kind", b"kind", "provisioner_id", b"provisioner_id", "report_age_s", b"report_age_s", "sets", b"sets", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProvisionerStatus: _TypeAlias = ProvisionerStatus  # noqa: Y015
+
+@_typing.final
+class ProvisionerSetStatus(_message.Message):
+    """One capability set with the nodes that the control plane has of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPABILITY_SET_FIELD_NUMBER: _builtins.int
+    DESIRED_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    RELEASING_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    BLOCKED_UNTIL_FIELD_NUMBER: _builtins.int
+    desired: _builtins.int
+    """REQUESTED and UP."""
+    connected: _builtins.int
+    """Of them, those whose agents report."""
+    pending: _builtins.int
+    """max(0, desired - connected)."""
+    releasing: _builtins.int
+    lost: _builtins.int
+    @_builtins.property
+    def capability_set(self) -> _provisioner_pb2.CapabilitySet: ...
+    @_builtins.property
+    def blocked_until(self) -> _timestamp_pb2.Timestamp:
+        """Nothing is asked of it until then: nodes did not come. Absent: not so."""
+
+    def __init__(
+        self,
+        *,
+        capability_set: _provisioner_pb2.CapabilitySet | None = ...,
+        desired: _builtins.int = ...,
+        connected: _builtins.int = ...,
+        pending: _builtins.int = ...,
+        releasing: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        blocked_until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocked_until", b"blocked_until", "capability_set", b"capability_set"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_until", b"blocked_until", "capability_set", b"capability_set", "connected", b"connected", "desired", b"desired", "lost", b"lost", "pending", b"pending", "releasing", b"releasing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProvisionerSetStatus: _TypeAlias = ProvisionerSetStatus  # noqa: Y015
+
+@_typing.final
+class CreateJoinTokenRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVISIONER_ID_FIELD_NUMBER: _builtins.int
+    VALID_FOR_FIELD_NUMBER: _builtins.int
+    provisioner_id: _builtins.str
+    """That it lets in, and no other."""
+    @_builtins.property
+    def valid_for(self) -> _duration_pb2.Duration:
+        """1 s to 366 d. Absent: 24 h."""
+
+    def __init__(
+        self,
+        *,
+        provisioner_id: _builtins.str = ...,
+        valid_for: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["valid_for", b"valid_for"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["provisioner_id", b"provisioner_id", "valid_for", b"valid_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateJoinTokenRequest: _TypeAlias = CreateJoinTokenRequest  # noqa: Y015
+
+@_typing.final
+class CreateJoinTokenResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """A secret: metadata `authorization: Bearer TOKEN`."""
+    @_builtins.property
+    def expires_at(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+        expires_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_at", b"expires_at", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateJoinTokenResponse: _TypeAlias = CreateJoinTokenResponse  # noqa: Y015
 
 @_typing.final
 class RouterStatus(_message.Message):

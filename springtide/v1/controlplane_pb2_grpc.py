@@ -182,6 +182,11 @@ class ControlPlaneServiceStub:
                 request_serializer=springtide_dot_v1_dot_controlplane__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_controlplane__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.CreateJoinToken = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/CreateJoinToken',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.CreateJoinTokenRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.CreateJoinTokenResponse.FromString,
+                _registered_method=True)
 
 
 class ControlPlaneServiceServicer:
@@ -286,8 +291,8 @@ class ControlPlaneServiceServicer:
 
     def WorkerVerb(self, request, context):
         """One verb at a worker's engine, through its node's agent: flush_cache, abort, pause, profile, ... UNIMPLEMENTED names
-        the flag that the engine lacks; UNAVAILABLE when its node is away; DEADLINE_EXCEEDED after the time-out. A pause is
-        recorded and outlives every process.
+        the flag that the engine lacks; UNAVAILABLE when its node is away, or has not answered within the time-out. A pause
+        is recorded and outlives every process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -382,6 +387,13 @@ class ControlPlaneServiceServicer:
 
     def GetStatus(self, request, context):
         """Everything at one revision.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateJoinToken(self, request, context):
+        """A secret that lets one provisioner in over a network. FAILED_PRECONDITION where the control plane keeps no secret.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -534,6 +546,11 @@ def add_ControlPlaneServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=springtide_dot_v1_dot_controlplane__pb2.GetStatusRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_controlplane__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'CreateJoinToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateJoinToken,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.CreateJoinTokenRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.CreateJoinTokenResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1322,6 +1339,33 @@ class ControlPlaneService:
             '/springtide.v1.ControlPlaneService/GetStatus',
             springtide_dot_v1_dot_controlplane__pb2.GetStatusRequest.SerializeToString,
             springtide_dot_v1_dot_controlplane__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateJoinToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/CreateJoinToken',
+            springtide_dot_v1_dot_controlplane__pb2.CreateJoinTokenRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.CreateJoinTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,8 +46,8 @@ class ControlPlaneServiceStub:
     """Ends a loan to a job outside; the node waits for the memory to be free before it wakes the worker."""
     WorkerVerb: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.WorkerVerbRequest, _controlplane_pb2.WorkerVerbResponse]
     """One verb at a worker's engine, through its node's agent: flush_cache, abort, pause, profile, ... UNIMPLEMENTED names
-    the flag that the engine lacks; UNAVAILABLE when its node is away; DEADLINE_EXCEEDED after the time-out. A pause is
-    recorded and outlives every process.
+    the flag that the engine lacks; UNAVAILABLE when its node is away, or has not answered within the time-out. A pause
+    is recorded and outlives every process.
     """
     SetWeights: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.SetWeightsRequest, _controlplane_pb2.SetWeightsResponse]
     """Which weights the pool's workers shall serve. Worker after worker changes; a new one joins with them only."""
@@ -74,6 +74,8 @@ class ControlPlaneServiceStub:
     """Eight counts of workers and nodes."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.GetStatusRequest, _controlplane_pb2.GetStatusResponse]
     """Everything at one revision."""
+    CreateJoinToken: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.CreateJoinTokenRequest, _controlplane_pb2.CreateJoinTokenResponse]
+    """A secret that lets one provisioner in over a network. FAILED_PRECONDITION where the control plane keeps no secret."""
 
 class ControlPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
     """Called by operators and trainers. Every error carries google.rpc.ErrorInfo (domain "springtide"): NOT_FOUND names
@@ -197,8 +199,8 @@ class ControlPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_controlplane_pb2.WorkerVerbRequest, _abc.Awaitable[_controlplane_pb2.WorkerVerbResponse]],
     ) -> _abc.Awaitable[_controlplane_pb2.WorkerVerbResponse]:
         """One verb at a worker's engine, through its node's agent: flush_cache, abort, pause, profile, ... UNIMPLEMENTED names
-        the flag that the engine lacks; UNAVAILABLE when its node is away; DEADLINE_EXCEEDED after the time-out. A pause is
-        recorded and outlives every process.
+        the flag that the engine lacks; UNAVAILABLE when its node is away, or has not answered within the time-out. A pause
+        is recorded and outlives every process.
         """
 
     @_abc_1.abstractmethod
@@ -309,5 +311,13 @@ class ControlPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_controlplane_pb2.GetStatusRequest, _abc.Awaitable[_controlplane_pb2.GetStatusResponse]],
     ) -> _abc.Awaitable[_controlplane_pb2.GetStatusResponse]:
         """Everything at one revision."""
+
+    @_abc_1.abstractmethod
+    def CreateJoinToken(
+        self,
+        request: _controlplane_pb2.CreateJoinTokenRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.CreateJoinTokenRequest, _abc.Awaitable[_controlplane_pb2.CreateJoinTokenResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.CreateJoinTokenResponse]:
+        """A secret that lets one provisioner in over a network. FAILED_PRECONDITION where the control plane keeps no secret."""
 
 def add_ControlPlaneServiceServicer_to_server(servicer: ControlPlaneServiceServicer, server: _aio.Server) -> None: ...
