@@ -256,12 +256,15 @@ class NodeHeartbeat(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     STOP_DEADLINE_S_FIELD_NUMBER: _builtins.int
+    STOP_REASON_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts the heartbeats of one agent process; for logs only."""
     stopping: _builtins.bool
     """The node leaves: drain its workers, place nothing here."""
     stop_deadline_s: _builtins.float
     """Seconds until it is gone. 0: no deadline."""
+    stop_reason: _builtins.str
+    """UPPER_SNAKE, why it leaves: STOPPED, PRE_SIGNAL, NOTICE_FILE. For people."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerReport]:
         """All of its ledger, at most 4096: absence says that the node knows nothing of it."""
@@ -273,10 +276,11 @@ class NodeHeartbeat(_message.Message):
         workers: _abc.Iterable[Global___WorkerReport] | None = ...,
         stopping: _builtins.bool = ...,
         stop_deadline_s: _builtins.float = ...,
+        stop_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "stop_deadline_s", b"stop_deadline_s", "stopping", b"stopping", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "stop_deadline_s", b"stop_deadline_s", "stop_reason", b"stop_reason", "stopping", b"stopping", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +334,26 @@ class WorkerReport(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class StartPhasesSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
@@ -356,6 +380,9 @@ class WorkerReport(_message.Message):
     REOCCUPIED_BYTES_FIELD_NUMBER: _builtins.int
     MISSING_VERBS_FIELD_NUMBER: _builtins.int
     VERBS_KNOWN_FIELD_NUMBER: _builtins.int
+    START_PHASES_S_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_SLOT_FIELD_NUMBER: _builtins.int
+    CONFINEMENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     store_id: _builtins.str
@@ -399,6 +426,10 @@ class WorkerReport(_message.Message):
     """By the last wake, the same."""
     verbs_known: _builtins.bool
     """The engine was asked for its verbs; else missing_verbs says nothing."""
+    waits_for_slot: _builtins.bool
+    """BOOTING, and other starts of its node come first: its start deadline does not run yet."""
+    confinement: _builtins.str
+    """What ends all of its engine's processes: "cgroup" or "guard". Empty: not started."""
     @_builtins.property
     def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Taken until STOPPED or FAILED."""
@@ -410,6 +441,12 @@ class WorkerReport(_message.Message):
     @_builtins.property
     def missing_verbs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Verbs that its engine cannot do, with the flag or device that it lacks."""
+
+    @_builtins.property
+    def start_phases_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of the last start that became ready, seconds: slot, process, import, load, compile, warm_up. A phase that took no
+        time, or of which nobody tells, is left out.
+        """
 
     def __init__(
         self,
@@ -440,10 +477,13 @@ class WorkerReport(_message.Message):
         reoccupied_bytes: _builtins.int | None = ...,
         missing_verbs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         verbs_known: _builtins.bool = ...,
+        start_phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        waits_for_slot: _builtins.bool = ...,
+        confinement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation_tokens_total", b"generation_tokens_total", "in_flight", b"in_flight", "kv_use", b"kv_use", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "total_served", b"total_served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "endpoint", b"endpoint", "engine_idle", b"engine_idle", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "generation_tokens_total", b"generation_tokens_total", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "launch_fingerprint", b"launch_fingerprint", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "missing_verbs", b"missing_verbs", "phase", b"phase", "pool", b"pool", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "store_id", b"store_id", "total_served", b"total_served", "traceparent", b"traceparent", "verbs_known", b"verbs_known", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "confinement", b"confinement", "endpoint", b"endpoint", "engine_idle", b"engine_idle", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "generation_tokens_total", b"generation_tokens_total", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "launch_fingerprint", b"launch_fingerprint", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "missing_verbs", b"missing_verbs", "phase", b"phase", "pool", b"pool", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "start_phases_s", b"start_phases_s", "store_id", b"store_id", "total_served", b"total_served", "traceparent", b"traceparent", "verbs_known", b"verbs_known", "waits_for_slot", b"waits_for_slot", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__engine_running: _TypeAlias = _typing.Literal["engine_running"]  # noqa: Y015
     _WhichOneofArgType__engine_running: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running"]  # noqa: Y015

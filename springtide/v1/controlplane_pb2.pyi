@@ -963,6 +963,50 @@ class UncordonNodeResponse(_message.Message):
 Global___UncordonNodeResponse: _TypeAlias = UncordonNodeResponse  # noqa: Y015
 
 @_typing.final
+class NoticeNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    IN_FIELD_NUMBER: _builtins.int
+    WITHDRAW_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    withdraw: _builtins.bool
+    """It stays after all."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        withdraw: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["in", b"in"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in", b"in", "node_id", b"node_id", "withdraw", b"withdraw"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoticeNodeRequest: _TypeAlias = NoticeNodeRequest  # noqa: Y015
+
+@_typing.final
+class NoticeNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> _types_pb2.Node: ...
+    def __init__(
+        self,
+        *,
+        node: _types_pb2.Node | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoticeNodeResponse: _TypeAlias = NoticeNodeResponse  # noqa: Y015
+
+@_typing.final
 class ListDecisionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

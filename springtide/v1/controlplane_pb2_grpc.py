@@ -142,6 +142,11 @@ class ControlPlaneServiceStub:
                 request_serializer=springtide_dot_v1_dot_controlplane__pb2.UncordonNodeRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_controlplane__pb2.UncordonNodeResponse.FromString,
                 _registered_method=True)
+        self.NoticeNode = channel.unary_unary(
+                '/springtide.v1.ControlPlaneService/NoticeNode',
+                request_serializer=springtide_dot_v1_dot_controlplane__pb2.NoticeNodeRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_controlplane__pb2.NoticeNodeResponse.FromString,
+                _registered_method=True)
         self.ListDecisions = channel.unary_unary(
                 '/springtide.v1.ControlPlaneService/ListDecisions',
                 request_serializer=springtide_dot_v1_dot_controlplane__pb2.ListDecisionsRequest.SerializeToString,
@@ -337,6 +342,13 @@ class ControlPlaneServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoticeNode(self, request, context):
+        """The node is taken away soon (preemption, maintenance): its workers are replaced elsewhere and drained before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDecisions(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -506,6 +518,11 @@ def add_ControlPlaneServiceServicer_to_server(servicer, server):
                     servicer.UncordonNode,
                     request_deserializer=springtide_dot_v1_dot_controlplane__pb2.UncordonNodeRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_controlplane__pb2.UncordonNodeResponse.SerializeToString,
+            ),
+            'NoticeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoticeNode,
+                    request_deserializer=springtide_dot_v1_dot_controlplane__pb2.NoticeNodeRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_controlplane__pb2.NoticeNodeResponse.SerializeToString,
             ),
             'ListDecisions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDecisions,
@@ -1123,6 +1140,33 @@ class ControlPlaneService:
             '/springtide.v1.ControlPlaneService/UncordonNode',
             springtide_dot_v1_dot_controlplane__pb2.UncordonNodeRequest.SerializeToString,
             springtide_dot_v1_dot_controlplane__pb2.UncordonNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoticeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.ControlPlaneService/NoticeNode',
+            springtide_dot_v1_dot_controlplane__pb2.NoticeNodeRequest.SerializeToString,
+            springtide_dot_v1_dot_controlplane__pb2.NoticeNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

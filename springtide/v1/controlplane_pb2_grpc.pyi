@@ -58,6 +58,8 @@ class ControlPlaneServiceStub:
     ListNodes: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ListNodesRequest, _controlplane_pb2.ListNodesResponse]
     CordonNode: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.CordonNodeRequest, _controlplane_pb2.CordonNodeResponse]
     UncordonNode: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.UncordonNodeRequest, _controlplane_pb2.UncordonNodeResponse]
+    NoticeNode: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.NoticeNodeRequest, _controlplane_pb2.NoticeNodeResponse]
+    """The node is taken away soon (preemption, maintenance): its workers are replaced elsewhere and drained before."""
     ListDecisions: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.ListDecisionsRequest, _controlplane_pb2.ListDecisionsResponse]
     PreviewScaling: _aio.UnaryUnaryMultiCallable[_controlplane_pb2.PreviewScalingRequest, _controlplane_pb2.PreviewScalingResponse]
     """What the pool's policy would decide now, and what would come of it: nothing is changed. The request may ask for
@@ -247,6 +249,14 @@ class ControlPlaneServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _controlplane_pb2.UncordonNodeRequest,
         context: _aio.ServicerContext[_controlplane_pb2.UncordonNodeRequest, _abc.Awaitable[_controlplane_pb2.UncordonNodeResponse]],
     ) -> _abc.Awaitable[_controlplane_pb2.UncordonNodeResponse]: ...
+
+    @_abc_1.abstractmethod
+    def NoticeNode(
+        self,
+        request: _controlplane_pb2.NoticeNodeRequest,
+        context: _aio.ServicerContext[_controlplane_pb2.NoticeNodeRequest, _abc.Awaitable[_controlplane_pb2.NoticeNodeResponse]],
+    ) -> _abc.Awaitable[_controlplane_pb2.NoticeNodeResponse]:
+        """The node is taken away soon (preemption, maintenance): its workers are replaced elsewhere and drained before."""
 
     @_abc_1.abstractmethod
     def ListDecisions(

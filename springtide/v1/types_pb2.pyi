@@ -996,6 +996,26 @@ class Worker(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class StartPhasesSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
@@ -1029,6 +1049,8 @@ class Worker(_message.Message):
     REOCCUPIED_BYTES_FIELD_NUMBER: _builtins.int
     LENT_TO_FIELD_NUMBER: _builtins.int
     MISSING_VERBS_FIELD_NUMBER: _builtins.int
+    START_PHASES_S_FIELD_NUMBER: _builtins.int
+    CONFINEMENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
     node_id: _builtins.str
@@ -1071,6 +1093,8 @@ class Worker(_message.Message):
     """By its last wake, measured alike."""
     lent_to: _builtins.str
     """The job outside that has its GPUs while it sleeps. Empty: none."""
+    confinement: _builtins.str
+    """What ends all of its engine's processes: "cgroup" or "guard". Empty: never started."""
     @_builtins.property
     def gpu_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1084,6 +1108,10 @@ class Worker(_message.Message):
     @_builtins.property
     def missing_verbs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What its engine cannot do, with the flag or device that it lacks."""
+
+    @_builtins.property
+    def start_phases_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of its last start, seconds: slot, process, import, load, compile, warm_up."""
 
     def __init__(
         self,
@@ -1121,10 +1149,12 @@ class Worker(_message.Message):
         reoccupied_bytes: _builtins.int | None = ...,
         lent_to: _builtins.str = ...,
         missing_verbs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        start_phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        confinement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "deadline", b"deadline", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "in_flight", b"in_flight", "kv_use", b"kv_use", "reoccupied_bytes", b"reoccupied_bytes", "state_since", b"state_since", "total_served", b"total_served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "admission", b"admission", "attempts", b"attempts", "condition", b"condition", "deadline", b"deadline", "endpoint", b"endpoint", "engine", b"engine", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "lent_to", b"lent_to", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "message", b"message", "missing_verbs", b"missing_verbs", "node_id", b"node_id", "observed_generation", b"observed_generation", "phase", b"phase", "pool", b"pool", "reason", b"reason", "reoccupied_bytes", b"reoccupied_bytes", "revision", b"revision", "state", b"state", "state_since", b"state_since", "total_served", b"total_served", "traceparent", b"traceparent", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "admission", b"admission", "attempts", b"attempts", "condition", b"condition", "confinement", b"confinement", "deadline", b"deadline", "endpoint", b"endpoint", "engine", b"engine", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "lent_to", b"lent_to", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "message", b"message", "missing_verbs", b"missing_verbs", "node_id", b"node_id", "observed_generation", b"observed_generation", "phase", b"phase", "pool", b"pool", "reason", b"reason", "reoccupied_bytes", b"reoccupied_bytes", "revision", b"revision", "start_phases_s", b"start_phases_s", "state", b"state", "state_since", b"state_since", "total_served", b"total_served", "traceparent", b"traceparent", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__engine_running: _TypeAlias = _typing.Literal["engine_running"]  # noqa: Y015
     _WhichOneofArgType__engine_running: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running"]  # noqa: Y015
