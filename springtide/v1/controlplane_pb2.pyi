@@ -967,20 +967,25 @@ class NoticeNodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
-    IN_FIELD_NUMBER: _builtins.int
+    UNTIL_GONE_FIELD_NUMBER: _builtins.int
     WITHDRAW_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     withdraw: _builtins.bool
     """It stays after all."""
+    @_builtins.property
+    def until_gone(self) -> _duration_pb2.Duration:
+        """0 and absent: at once."""
+
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
+        until_gone: _duration_pb2.Duration | None = ...,
         withdraw: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["in", b"in"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until_gone", b"until_gone"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in", b"in", "node_id", b"node_id", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "until_gone", b"until_gone", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
