@@ -95,7 +95,7 @@ class Job:
             return "START_FAILED"
         if self.limit_s and self.ran_s is not None and self.ran_s >= self.limit_s - notice_s - _LIMIT_SLACK_S:
             return "TIME_LIMIT"
-        return "JOB_FAILED" if self.state == "FAILED" else "COMPLETED"
+        return "JOB_FAILED" if self.state == "FAILED" else "COMPLETED" if self.state == "COMPLETING" else self.state
 
     def _message(self) -> str:
         where = f" on {self.host}" if self.host else ""

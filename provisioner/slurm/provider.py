@@ -17,7 +17,7 @@ import springtide
 from provisioner.context import ProviderContext
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, ProvidedNode, Refused
 from provisioner.slurm import commands
-from provisioner.slurm.jobs import Job, mark, newest_of_each
+from provisioner.slurm.jobs import Job, gone, mark, newest_of_each
 from provisioner.slurm.script import Node, script
 from provisioner.slurm.settings import SlurmSettings
 from provisioner.slurm.squeue import Squeue

@@ -11,6 +11,8 @@ from provisioner.slurm.jobs import FORMAT, Job, from_json, from_text
 
 log = logging.getLogger(__name__)
 
+_JSON_TRIES = 3  # after so many failures in a row only the plain form is asked for
+
 
 class Squeue:
     """`clock`: seconds since the epoch."""
@@ -19,18 +21,20 @@ class Squeue:
         self._id = provisioner_id
         self._timeout_s = timeout_s
         self._clock = clock
-        self._plain_only = False
+        self._json_failures = 0
 
     async def jobs(self) -> list[Job]:
         """All that slurmctld remembers, ended ones too. Raises OutcomeUnknown."""
         try:
-            if not self._plain_only:
+            if self._json_failures < _JSON_TRIES:
                 try:
-                    return await self._json()
+                    jobs = await self._json()
+                    self._json_failures = 0
+                    return jobs
                 except (commands.CommandFailed, ValueError, KeyError, TypeError) as error:
                     log.warning("squeue --json is not understood, its plain form is read instead: %s", error)
             jobs = await self._plain()
-            self._plain_only = True
+            self._json_failures += 1
             return jobs
         except commands.CommandFailed as error:
             raise OutcomeUnknown(str(error)) from None
