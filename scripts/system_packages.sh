@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 # command=package
 NEEDED="systemd-nspawn=systemd-container systemd-analyze=systemd dbus-daemon=dbus nsenter=util-linux pgrep=procps
   curl=curl node=nodejs npm=npm
+  munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client
   g++=g++ pkg-config=pkg-config protoc=protobuf-compiler grpc_cpp_plugin=protobuf-compiler-grpc"
 
 missing=()
@@ -17,6 +18,8 @@ done
 for pair in grpc++=libgrpc++-dev protobuf=libprotobuf-dev; do # libraries for a client in C++
   pkg-config --exists "${pair%%=*}" 2>/dev/null || missing+=("${pair#*=}")
 done
+# SLURM's plug-ins bring no command
+compgen -G "/usr/lib/*/slurm-wlm/serializer_json.so" >/dev/null || missing+=(slurm-wlm-basic-plugins)
 if [ "${#missing[@]}" -eq 0 ]; then exit 0; fi
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
