@@ -169,7 +169,7 @@ def test_a_killed_api_process_is_replaced_whole(rig: Rig) -> None:
 
 
 def _kill_and_replace(rig: Rig, worker: t.Worker, victim: psutil.Process, tree: list[psutil.Process]) -> None:
-    rig.facts["killed"] = " ".join(victim.cmdline())[-120:]
+    rig.facts["killed"] = " ".join(victim.cmdline()).strip()[:100]
     began = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(tree, timeout=60)
