@@ -13,6 +13,7 @@ from controlplane.services.controlplane import ControlPlaneService
 from controlplane.services.pools import create_missing
 from controlplane.services.routing import RoutingService
 from controlplane.store.store import Store
+from controlplane.verbs import Verbs
 from springtide.clock import Clock
 from springtide.rpc import Server
 from springtide.v1 import agent_pb2_grpc, controlplane_pb2_grpc, routing_pb2_grpc
@@ -81,9 +82,10 @@ class ControlPlane:
 
     def _add_services(self) -> None:
         live, hub, leader, clock = self.live, self.hub, self.leader, self.clock
-        agents = AgentService(live, hub, leader, clock, self._timing.heartbeat_interval_s)
+        verbs = Verbs(hub)
+        agents = AgentService(live, hub, leader, clock, self._timing.heartbeat_interval_s, verbs)
         routers = RoutingService(live, hub, leader, clock)
-        operators = ControlPlaneService(self.store, hub, leader, clock)
+        operators = ControlPlaneService(self.store, hub, leader, clock, verbs)
         add = self._server.add
         add(agent_pb2_grpc.add_AgentServiceServicer_to_server, agents, "springtide.v1.AgentService")
         add(routing_pb2_grpc.add_RoutingServiceServicer_to_server, routers, "springtide.v1.RoutingService")

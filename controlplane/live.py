@@ -289,4 +289,7 @@ def _facts(report: WorkerReport) -> tuple[object, ...]:
         report.engine_idle,
         report.weight_version,
         report.probe_failures,
+        report.freed_bytes,
+        report.reoccupied_bytes,
+        report.verbs_known,
     )

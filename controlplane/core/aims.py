@@ -44,11 +44,13 @@ def expire_hold(draft: Draft, pool: Pool) -> Pool:
 
 
 def staying(draft: Draft, pool: Pool) -> list[Worker]:
-    """STARTING and ACTIVE workers that do not have to leave with their node."""
+    """STARTING and ACTIVE workers that do not have to leave with their node; a start that ends asleep is none."""
     return [
         worker
         for worker in draft.workers_of(pool.name)
-        if worker.state in (State.STARTING, State.ACTIVE) and not is_leaving(worker, draft.nodes)
+        if worker.state in (State.STARTING, State.ACTIVE)
+        and not worker.intent.spare
+        and not is_leaving(worker, draft.nodes)
     ]
 
 

@@ -15,6 +15,7 @@ from controlplane.core.outcomes import departed, set_conditions, write_down
 from controlplane.core.returns import settle_lost
 from controlplane.core.scaling import grow, shrink
 from controlplane.core.shares import preference
+from controlplane.core.sleepers import keep_spares
 
 
 def converge_pools(draft: Draft) -> None:
@@ -39,7 +40,8 @@ def _converge(draft: Draft, name: str) -> None:
     shrink(draft, pool, aim, moves)
     leave_nodes(draft, pool, aim.target)
     write_down(draft, draft.pools[name], aim, moves, before, was_desired)
-    set_conditions(draft, draft.pools[name], moves)
+    no_spare = keep_spares(draft, draft.pools[name]) if moves.blocked is None else None
+    set_conditions(draft, draft.pools[name], moves, no_spare)
     if pool.intent.deleting:
         delete_when_empty(draft, draft.pools[name])
     else:

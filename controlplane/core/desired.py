@@ -48,7 +48,11 @@ def _from_record(snapshot: Snapshot, worker: Worker) -> DesiredWorker | None:
         kill=order.kill,
         launch=launch_of(pool, worker) if pool is not None else EngineLaunch(gpu_ids=worker.intent.gpu_ids),
         traceparent=worker.intent.traceparent,
-        after_incarnation=worker.observed.incarnation if order.want is Want.RUN else 0,
+        after_incarnation=worker.observed.incarnation if order.want is Want.RUN or order.start_asleep else 0,
+        sleep_level=order.sleep_level,
+        start_asleep=order.start_asleep,
+        weight_version=order.weight_version,
+        weight_source=worker.intent.weight_source if order.weight_version else "",
     )
 
 

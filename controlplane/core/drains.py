@@ -1,9 +1,10 @@
-"""Drains: out of the table -> routers acknowledge -> in-flight zero or deadline -> engine idle -> stopped -> memory
-free.
+"""Drains: out of the table -> routers acknowledge -> in-flight zero or deadline -> engine idle -> stopped, or put to
+sleep -> memory free.
 
 UNROUTING ends when every live router has acknowledged the revision that took the worker out (or a bound has passed)
 and the node says that the shim refuses. FINISHING ends when nothing runs any more, or by the pool's drain action at
-the deadline. RELEASING ends when the node says that the process is gone and its memory free (observe.py).
+the deadline. RELEASING ends when the node says that the process is gone and its memory free, or, of a worker that is
+to sleep, that its memory is released (observe.py).
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from controlplane.core.draft import Draft
 from controlplane.core.policies import make_policy
 from controlplane.core.signals import live_routers
+from controlplane.core.sleeping import level_of
 from controlplane.core.starts import trace_for_next
 from controlplane.core.worker import Cause
 from springtide.errors import SpringtideError
@@ -19,6 +21,7 @@ from springtide.model.pool import Pool
 from springtide.model.worker import Worker, WorkerReport
 
 ABORT_S = 5.0  # after an abort, how long the shim may take to answer what it cuts
+SLEEP_S = 180.0  # how long an engine may take to give its memory back: weights are copied to the host
 RELEASE_SLACK_S = 30.0  # on top of the grace: how long stopping may take before it is ordered without grace
 DEFAULT_DRAIN_TIMEOUT_S = 30.0
 
@@ -164,9 +167,16 @@ def _left(draft: Draft, worker: Worker) -> str:
 def _release(draft: Draft, worker: Worker, message: str, *, kill: bool = False) -> Worker:
     pool = draft.pools.get(worker.pool)
     grace_s = pool.spec.stop_grace_s if pool is not None else 0.0
-    deadline = None if kill else draft.now + grace_s + RELEASE_SLACK_S
+    level, why_not = (0, "") if kill else level_of(draft, worker)
+    deadline = None if kill else draft.now + grace_s + RELEASE_SLACK_S + (SLEEP_S if level else 0.0)
     released = draft.step(
-        worker, Cause.RELEASE, reason=worker.intent.reason, message=message, kill=kill, deadline=deadline
+        worker,
+        Cause.RELEASE,
+        reason=worker.intent.reason,
+        message=f"{message}; stopped, not put to sleep: {why_not}" if why_not else message,
+        kill=kill,
+        deadline=deadline,
+        sleep_level=level,
     )
     draft.wake(deadline)
     return released

@@ -53,6 +53,8 @@ def _observe(draft: Draft, worker: Worker, report: WorkerReport) -> None:
         return
     elif worker.state is State.STARTING:
         _observe_start(draft, worker, report)
+    elif report.phase is ReportedPhase.SLEEPING and is_current(worker, report) and can(worker, Cause.SLEPT):
+        _observe_sleep(draft, fold(worker, report))
     elif worker.state is State.ACTIVE and report.incarnation > worker.observed.incarnation:
         lose(
             draft,
@@ -60,8 +62,15 @@ def _observe(draft: Draft, worker: Worker, report: WorkerReport) -> None:
             "INCARNATION_CHANGED",
             f"incarnation {report.incarnation} runs, not {worker.observed.incarnation}",
         )
-    elif worker.state is not State.INACTIVE:
+    elif worker.state is not State.INACTIVE or (worker.asleep and report.phase is ReportedPhase.SLEEPING):
         draft.put(fold(worker, report))
+
+
+def _observe_sleep(draft: Draft, worker: Worker) -> None:
+    freed = worker.observed.freed_bytes
+    told = "asleep" if freed is None else f"asleep; {freed / 2**20:.0f} MiB are free"
+    slept = draft.step(worker, Cause.SLEPT, reason=worker.intent.reason, message=told)
+    draft.worker_event(slept, "scale_down_complete" if worker.state is State.DRAINING else "spare_ready", "sleeping")
 
 
 def fold(worker: Worker, report: WorkerReport) -> Worker:
@@ -77,6 +86,12 @@ def fold(worker: Worker, report: WorkerReport) -> Worker:
         log_path=report.log_path or worker.observed.log_path,
         weight_version=report.weight_version or worker.observed.weight_version,
         launch_fingerprint=report.launch_fingerprint or worker.observed.launch_fingerprint,
+        freed_bytes=worker.observed.freed_bytes if report.freed_bytes is None else report.freed_bytes,
+        reoccupied_bytes=worker.observed.reoccupied_bytes
+        if report.reoccupied_bytes is None
+        else report.reoccupied_bytes,
+        missing_verbs=report.missing_verbs if report.verbs_known else worker.observed.missing_verbs,
+        verbs_known=report.verbs_known or worker.observed.verbs_known,
     )
     return worker if seen == worker.observed else dataclasses.replace(worker, observed=seen)
 
@@ -126,12 +141,14 @@ def _observe_end(draft: Draft, worker: Worker, report: WorkerReport) -> None:
     elif worker.state is State.DRAINING:
         _observe_end_of_drain(draft, worker, report, reason, message)
     else:
-        _observe_end_of_inactive(draft, worker, reason)
+        _observe_end_of_inactive(draft, worker, reason, message)
 
 
 def _observe_end_of_drain(draft: Draft, worker: Worker, report: WorkerReport, reason: str, message: str) -> None:
     if worker.intent.phase is Phase.RELEASING or report.phase is ReportedPhase.STOPPED:
-        stopped = draft.step(worker, Cause.STOP, reason=worker.intent.reason, message="stopped; memory free")
+        awake = worker.intent.sleep_level > 0 and report.phase is ReportedPhase.FAILED  # it was to sleep, and could not
+        told = f"stopped instead of put to sleep: {message}" if awake else "stopped; memory free"
+        stopped = draft.step(worker, Cause.STOP, reason=reason if awake else worker.intent.reason, message=told)
         draft.worker_event(stopped, "scale_down_complete", "scaling_down")
         return
     failed = draft.step(  # it was to go: an attempt that it was, after an earlier crash, is over and holds no place
@@ -147,9 +164,14 @@ def _observe_end_of_drain(draft: Draft, worker: Worker, report: WorkerReport, re
     draft.step(failed, Cause.FREE)
 
 
-def _observe_end_of_inactive(draft: Draft, worker: Worker, reason: str) -> None:
+def _observe_end_of_inactive(draft: Draft, worker: Worker, reason: str, message: str = "") -> None:
     if worker.intent.phase is Phase.LOST:
         worker = draft.step(worker, Cause.DISMISS, reason=reason, message="it was lost, and has ended")
+    elif worker.asleep:
+        worker = draft.step(worker, Cause.FAIL, reason=reason, message=message or "it ended in its sleep")
+        draft.worker_event(worker, "worker_failed", "inactive")
+    if worker.intent.lent_to:
+        return  # its slice is another job's until it is claimed back
     freed = draft.step(worker, Cause.FREE)
     draft.worker_event(freed, "worker_freed", "inactive", message="its node says that its slice is free")
 
@@ -192,5 +214,5 @@ def worker_node_leaves(draft: Draft, worker: Worker) -> bool:
 def _leave_gone_node(draft: Draft, worker: Worker) -> None:
     """After the last words of an agent that said goodbye have been heard, nothing more will be."""
     node = draft.nodes.get(worker.intent.node_id)
-    if worker.state is not State.INACTIVE and (node is None or node.state is NodeState.GONE):
+    if (worker.state is not State.INACTIVE or worker.asleep) and (node is None or node.state is NodeState.GONE):
         lose(draft, worker, "NODE_GONE")

@@ -67,7 +67,9 @@ def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[
         in_flight=in_flight,
         waiting=waiting,
         active=sum(1 for worker in active if not is_leaving(worker, nodes)),
-        starting=sum(1 for w in workers if w.state is State.STARTING and not is_leaving(w, nodes)),
+        starting=sum(
+            1 for w in workers if w.state is State.STARTING and not w.intent.spare and not is_leaving(w, nodes)
+        ),
         at_least=known_in_flight + known_waiting,
         **_details(snapshot, pool, active, now),
     )

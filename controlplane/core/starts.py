@@ -4,6 +4,7 @@ import dataclasses
 
 from controlplane.core.draft import Draft
 from controlplane.core.placement import CannotPlace, Slice, place
+from controlplane.core.sleeping import lendable
 from controlplane.core.tracing import traceparent_for
 from controlplane.core.worker import Cause, can
 from springtide.model.enums import Phase, State
@@ -82,12 +83,20 @@ def is_due(worker: Worker, now: float) -> bool:
 
 
 def find_slice(draft: Draft, pool: Pool, avoid: str = "") -> Slice | CannotPlace:
-    prefer = draft.preferences.get(pool.name)
-    return place(pool.spec, draft.nodes, draft.workers, draft.pools, draft.snapshot.live.nodes, avoid, prefer)
+    """Free GPUs first; where there are none, those of sleepers that may be borrowed."""
+    prefer, live = draft.preferences.get(pool.name), draft.snapshot.live.nodes
+    found = place(pool.spec, draft.nodes, draft.workers, draft.pools, live, avoid, prefer)
+    if isinstance(found, CannotPlace) and (lent := lendable(draft.workers, draft.pools, live)):
+        borrowed = place(pool.spec, draft.nodes, draft.workers, draft.pools, live, avoid, prefer, lent)
+        return borrowed if isinstance(borrowed, Slice) else found
+    return found
 
 
-def start(draft: Draft, pool: Pool, worker: Worker | None, reason: str, message: str) -> Worker | CannotPlace:
-    """Starts `worker`, or a new record when None. The pool is re-read and written when a number is taken."""
+def start(
+    draft: Draft, pool: Pool, worker: Worker | None, reason: str, message: str, *, spare: bool = False
+) -> Worker | CannotPlace:
+    """Starts `worker`, or a new record when None; a `spare` ends asleep. The pool is re-read and written when a number
+    is taken."""
     avoid = worker.intent.node_id if worker is not None and worker.intent.attempts > 0 else ""
     found = find_slice(draft, pool, avoid)
     if isinstance(found, CannotPlace):
@@ -104,9 +113,12 @@ def start(draft: Draft, pool: Pool, worker: Worker | None, reason: str, message:
         gpu_ids=found.gpu_ids,
         deadline=draft.now + pool.spec.start_timeout_s,
         weight_version=intent.weight_version,
+        weight_source=intent.weight_source,
         traceparent=trace_for_next(draft, worker),
+        spare=spare,
+        sleep_level=pool.spec.sleep_level if spare else 0,
     )
-    draft.worker_event(started, "scale_up_start", "scaling_up")
+    draft.worker_event(started, "spare_start" if spare else "scale_up_start", "scaling_up")
     draft.wake(started.intent.deadline)
     return started
 
@@ -126,7 +138,12 @@ def trace_for_next(draft: Draft, worker: Worker) -> str:
 
 
 def cancel(draft: Draft, worker: Worker, reason: str, message: str, *, held: bool = False) -> Worker:
-    """STARTING -> INACTIVE/STOPPED; the node is told to stop what it has begun."""
+    """STARTING -> INACTIVE/STOPPED; the node is told to stop what it has begun. One that was asleep sleeps again."""
+    pool = draft.pools.get(worker.pool)
+    if worker.intent.waking and pool is not None and not pool.intent.deleting:
+        dozing = draft.step(worker, Cause.DOZE, reason=reason, message=message, held=held)
+        draft.worker_event(dozing, "wake_cancelled", "inactive")
+        return dozing
     cancelled = draft.step(
         worker, Cause.CANCEL, reason=reason, message=message, held=held, attempts=0, next_attempt_at=None
     )

@@ -4,6 +4,7 @@ from controlplane.core.draft import Draft
 from controlplane.core.placement import free_gpus
 from controlplane.core.policy import ActiveWorker, Demand, Partner, Supply
 from controlplane.core.signals import fresh_report, in_flight_of, is_leaving, live_routers, total
+from controlplane.core.sleeping import is_spare
 from controlplane.core.snapshot import Snapshot
 from springtide.model.enums import NodeState, Role, State
 from springtide.model.node import Node
@@ -75,7 +76,7 @@ def _supply(
     own = [worker for node in members for worker in held.get(node.node_id, ()) if worker.pool == pool.name]
     staying = [worker for worker in own if not is_leaving(worker, draft.nodes)]
     active = [worker for worker in staying if worker.state is State.ACTIVE]
-    starting = sum(1 for worker in staying if worker.state is State.STARTING)
+    starting = sum(1 for worker in staying if worker.state is State.STARTING and not worker.intent.spare)
     usable = [node for node in members if node.state is NodeState.UP and not node.spec.cordoned]
     room = sum(
         len(free_gpus(node, held.get(node.node_id, ()), draft.live(node.node_id))) // pool.spec.tensor_parallel_size
@@ -87,7 +88,7 @@ def _supply(
         offers=offers,
         active=len(active),
         starting=starting,
-        most=room + len(active) + starting,
+        most=room + len(active) + starting + sum(1 for worker in own if is_spare(worker)),
         online=any(node.state is NodeState.UP for node in members),
         in_flight=in_flight,
         weight=weight,

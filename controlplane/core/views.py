@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from controlplane.core.policies import make_policy
 from controlplane.core.signals import in_flight_of, total, waiting_of
 from controlplane.core.snapshot import Snapshot
+from controlplane.core.weights import is_behind
 from controlplane.core.worker import id_order
 from springtide.errors import NotFound, SpringtideError
 from springtide.model.enums import NodeState, State
@@ -35,6 +36,9 @@ class PoolStatus:
     total_capacity: int
     conditions: tuple[str, ...]
     weight_version: str
+    weight_source: str
+    sleeping: int
+    weights_behind: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,9 @@ def pool_status(snapshot: Snapshot, name: str, now: float) -> PoolStatus:
         total_capacity=capacity,
         conditions=pool.intent.conditions,
         weight_version=pool.intent.weight_version,
+        weight_source=pool.intent.weight_source,
+        sleeping=sum(1 for worker in workers if worker.asleep),
+        weights_behind=sum(1 for worker in workers if worker.state is State.ACTIVE and is_behind(worker, pool)),
     )
 
 

@@ -179,7 +179,15 @@ _SETS: Mapping[Cause, Mapping[str, Any]] = {
         "spare": False,
         "sleep_level": 0,
     },
-    Cause.LOSE: {"deadline": None, "unrouted_revision": None, "abort_in_flight": False, "kill": False},
+    Cause.LOSE: {
+        "deadline": None,
+        "unrouted_revision": None,
+        "abort_in_flight": False,
+        "kill": False,
+        "sleep_level": 0,
+        "waking": False,
+        "spare": False,
+    },
     Cause.ADOPT: {"condition": Condition.HEALTHY, "held": False},
     Cause.FREE: {"gpu_ids": ()},
     Cause.DRAIN: {"unrouted_revision": None, "abort_in_flight": False, "kill": False, "sleep_level": 0},
@@ -194,6 +202,16 @@ _SETS: Mapping[Cause, Mapping[str, Any]] = {
         "waking": False,
         "attempts": 0,
         "next_attempt_at": None,
+    },
+    Cause.WAKE: {
+        "condition": Condition.HEALTHY,
+        "admission": Admission.OPEN,
+        "kill": False,
+        "held": False,
+        "waking": True,
+        "suspect_since": None,
+        "paused_until": None,
+        "paused_reason": "",
     },
     Cause.DOZE: {"deadline": None, "spare": False, "waking": False, "attempts": 0, "next_attempt_at": None},
     Cause.RETIRE: {"sleep_level": 0},
@@ -217,7 +235,13 @@ _SETS: Mapping[Cause, Mapping[str, Any]] = {
     Cause.SUSPECT: {"condition": Condition.SUSPECT},
     Cause.RECOVER: {"condition": Condition.HEALTHY, "suspect_since": None},
     Cause.PAUSE: {"admission": Admission.PAUSED},
-    Cause.OPEN: {"admission": Admission.OPEN, "paused_until": None, "paused_reason": ""},
+    Cause.OPEN: {
+        "admission": Admission.OPEN,
+        "paused_until": None,
+        "paused_reason": "",
+        "abort_in_flight": False,
+        "deadline": None,
+    },
     Cause.SETTLE: {"attempts": 0},
 }
 
@@ -277,6 +301,11 @@ def order_of(intent: WorkerIntent) -> Order:
     return Order(Want.STOP, kill=intent.kill, node_id=intent.node_id)
 
 
+def _is_to_sleep(intent: WorkerIntent) -> bool:
+    """Its order is SLEEP: a node's word that it sleeps is the end of it, and not an old word about one that wakes."""
+    return order_of(intent).want is Want.SLEEP
+
+
 def place_of(worker: Worker) -> Place:
     return worker.intent.state, worker.intent.phase
 
@@ -291,7 +320,7 @@ def can(worker: Worker, cause: Cause) -> bool:
     """Whether `cause` applies to the worker's place (a START also needs the old slice to be free)."""
     if cause is Cause.START and worker.intent.gpu_ids:
         return False
-    if cause is Cause.SLEPT and not worker.intent.sleep_level:
+    if cause is Cause.SLEPT and not _is_to_sleep(worker.intent):
         return False
     return place_of(worker) in EDGES[cause]
 
@@ -303,7 +332,7 @@ def step(worker: Worker, cause: Cause, now: float, *, reason: str = "", message:
         raise IllegalEdge(worker, cause)
     if cause is Cause.START and worker.intent.gpu_ids:
         raise IllegalEdge(worker, cause, "its slice is not free yet")
-    if cause is Cause.SLEPT and not worker.intent.sleep_level:
+    if cause is Cause.SLEPT and not _is_to_sleep(worker.intent):
         raise IllegalEdge(worker, cause, "it is not to sleep")
     state, phase = EDGES[cause][here]
     old = worker.intent

@@ -73,6 +73,11 @@ class Hub:
         if not wakes:
             self._node_wakes.pop(node_id, None)
 
+    def wake_node(self, node_id: str) -> None:
+        """The node is to be told something that no record holds."""
+        for wake in self._node_wakes.get(node_id, []):
+            wake.set()
+
     def subscribe_router(self, wake: asyncio.Event) -> None:
         """`wake` is set whenever there is a table of a new revision, also one that differs in nothing else: routers
         acknowledge revisions, and a drain waits for that."""

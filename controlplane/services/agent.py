@@ -8,6 +8,7 @@ from typing import Any
 from controlplane.live import Live
 from controlplane.loops.hub import Hub
 from controlplane.loops.leader import Leader
+from controlplane.verbs import Verbs
 from springtide.clock import Clock
 from springtide.errors import Conflict, InvalidArgument, Unavailable
 from springtide.v1 import agent_pb2 as pb
@@ -18,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class AgentService(pb_grpc.AgentServiceServicer):
-    def __init__(self, live: Live, hub: Hub, leader: Leader, clock: Clock, heartbeat_interval_s: float) -> None:
+    def __init__(
+        self, live: Live, hub: Hub, leader: Leader, clock: Clock, heartbeat_interval_s: float, verbs: Verbs
+    ) -> None:
+        self._verbs = verbs
         self._live = live
         self._hub = hub
         self._leader = leader
@@ -53,7 +57,11 @@ class AgentService(pb_grpc.AgentServiceServicer):
     def _desired_state(self, node_id: str) -> pb.SessionResponse:
         snapshot = self._hub.snapshot
         return wire.desired_state(
-            snapshot.store_id, snapshot.revision, self._heartbeat_interval_s, self._hub.desired(node_id)
+            snapshot.store_id,
+            snapshot.revision,
+            self._heartbeat_interval_s,
+            self._hub.desired(node_id),
+            self._verbs.orders(node_id),
         )
 
     def _why_ended(self, session: "_Session") -> Exception:
@@ -72,7 +80,7 @@ class _Session:
 
     def __init__(self, service: AgentService, hello: wire.Hello) -> None:
         self._live, self._hub, self._leader = service._live, service._hub, service._leader
-        self._clock = service._clock
+        self._clock, self._verbs = service._clock, service._verbs
         self.node_id = hello.node_id
         self.wake = asyncio.Event()
         self._connection = self._live.node_hello(hello, self._clock.now())
@@ -96,6 +104,9 @@ class _Session:
             if kind == "heartbeat":
                 beat = wire.heartbeat_from_proto(request.heartbeat)
                 self._leader.kick(self._live.heartbeat(self.node_id, self._connection, beat, now))
+            elif kind == "verb_result":
+                self._verbs.answered(self.node_id, request.verb_result)
+                continue
             elif kind == "hello":
                 self._register_again(wire.hello_from_proto(request.hello), now)
             elif kind == "goodbye":

@@ -10,11 +10,13 @@ from controlplane.core import orders, views
 from controlplane.core.snapshot import Plan, Put, Snapshot
 from controlplane.loops.hub import Hub
 from controlplane.loops.leader import Leader
+from controlplane.services.engines import EngineOrders
 from controlplane.services.explaining import explain_decision, preview_scaling
 from controlplane.services.history import follow_events
 from controlplane.services.pools import merged
 from controlplane.services.present import node_message, pool_message, status_message, worker_message
 from controlplane.store.store import Store
+from controlplane.verbs import Verbs
 from springtide import __version__
 from springtide.clock import Clock
 from springtide.model.pool import Pool
@@ -29,7 +31,8 @@ _EVENTS = (1_000, 10_000)
 
 
 class ControlPlaneService(pb_grpc.ControlPlaneServiceServicer):
-    def __init__(self, store: Store, hub: Hub, leader: Leader, clock: Clock) -> None:
+    def __init__(self, store: Store, hub: Hub, leader: Leader, clock: Clock, verbs: Verbs) -> None:
+        self._engines = EngineOrders(leader, verbs)
         self._store = store
         self._hub = hub
         self._leader = leader
@@ -122,6 +125,40 @@ class ControlPlaneService(pb_grpc.ControlPlaneServiceServicer):
     async def ActivateWorker(self, request: pb.ActivateWorkerRequest, context: Any) -> pb.ActivateWorkerResponse:
         _, after = await self._leader.execute(lambda s, now: orders.activate_worker(s, request.worker_id, now))
         return pb.ActivateWorkerResponse(worker=self._worker(after, request.worker_id))
+
+    async def SleepWorker(self, request: pb.SleepWorkerRequest, context: Any) -> pb.SleepWorkerResponse:
+        timeout_s = _seconds(request.timeout) if request.HasField("timeout") else None
+
+        def order(snapshot: Snapshot, now: float) -> Plan:
+            return orders.sleep_worker(snapshot, request.worker_id, now, timeout_s=timeout_s, reason=request.reason)
+
+        _, after = await self._leader.execute(order)
+        return pb.SleepWorkerResponse(worker=self._worker(after, request.worker_id))
+
+    async def LendWorker(self, request: pb.LendWorkerRequest, context: Any) -> pb.LendWorkerResponse:
+        _, after = await self._leader.execute(
+            lambda s, now: orders.lend_worker(s, request.worker_id, now, to=request.to)
+        )
+        return pb.LendWorkerResponse(worker=self._worker(after, request.worker_id))
+
+    async def ReclaimWorker(self, request: pb.ReclaimWorkerRequest, context: Any) -> pb.ReclaimWorkerResponse:
+        _, after = await self._leader.execute(lambda s, now: orders.reclaim_worker(s, request.worker_id, now))
+        return pb.ReclaimWorkerResponse(worker=self._worker(after, request.worker_id))
+
+    async def WorkerVerb(self, request: pb.WorkerVerbRequest, context: Any) -> pb.WorkerVerbResponse:
+        timeout_s = _seconds(request.timeout) if request.HasField("timeout") else None
+        answer = await self._engines.perform(request.worker_id, request.verb, dict(request.args), timeout_s)
+        response = pb.WorkerVerbResponse()
+        response.result.update(answer)
+        return response
+
+    async def SetWeights(self, request: pb.SetWeightsRequest, context: Any) -> pb.SetWeightsResponse:
+        def order(snapshot: Snapshot, now: float) -> Plan:
+            version, source, barrier = request.version, request.source, request.barrier
+            return orders.set_weights(snapshot, request.pool, now, version=version, source=source, barrier=barrier)
+
+        _, after = await self._leader.execute(order)
+        return pb.SetWeightsResponse(pool=self._pool(after, request.pool))
 
     async def CancelWorker(self, request: pb.CancelWorkerRequest, context: Any) -> pb.CancelWorkerResponse:
         _, after = await self._leader.execute(lambda s, now: orders.cancel_worker(s, request.worker_id, now))

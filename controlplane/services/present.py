@@ -41,6 +41,9 @@ def _status(status: views.PoolStatus) -> pb.PoolStatus:
         total_capacity=status.total_capacity,
         conditions=status.conditions,
         weight_version=status.weight_version,
+        weight_source=status.weight_source,
+        sleeping=status.sleeping,
+        weights_behind=status.weights_behind,
     )
 
 

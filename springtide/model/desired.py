@@ -37,4 +37,8 @@ class DesiredWorker:
     abort_in_flight: bool = False  # with DRAIN: cut what still runs, with an explicit error
     kill: bool = False  # with STOP: no grace
     traceparent: str = ""
+    sleep_level: int = 0  # with SLEEP: 1 keeps the weights in the host's memory, 2 drops them
+    start_asleep: bool = False  # with SLEEP: where no engine runs, one is started and put to sleep
+    weight_version: str = ""  # with RUN: that it shall serve; it changes while it is paused
+    weight_source: str = ""
     after_incarnation: int = 0  # with RUN: a new engine's incarnation is greater than this, whatever the clock says

@@ -56,6 +56,14 @@ class DrainAction(StrEnum):
     KILL = "KILL"
 
 
+class ScaleDown(StrEnum):
+    """What becomes of a worker that scaling takes out."""
+
+    STOP = "STOP"
+    SLEEP = "SLEEP"
+    SLEEP_THEN_STOP = "SLEEP_THEN_STOP"
+
+
 class DecisionResult(StrEnum):
     HOLD = "HOLD"
     SCALE_UP = "SCALE_UP"
@@ -86,3 +94,4 @@ class Want(StrEnum):
     RUN = "RUN"
     DRAIN = "DRAIN"
     STOP = "STOP"
+    SLEEP = "SLEEP"

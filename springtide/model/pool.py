@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from springtide.model.enums import DrainAction, Role
+from springtide.model.enums import DrainAction, Role, ScaleDown
 
 Setting = str | int | float | bool | None
 
@@ -54,6 +54,12 @@ class PoolSpec:
     resources: Mapping[str, int] = field(default_factory=dict)
     routing: RoutingSpec = field(default_factory=RoutingSpec)
     labels: Mapping[str, str] = field(default_factory=dict)
+    scale_down: ScaleDown = ScaleDown.STOP
+    sleep_stop_after_s: float = 600.0
+    sleep_level: int = 1
+    lend_gpus: bool = False
+    spares: int = 0
+    max_weight_updates: int = 1
 
     @property
     def model_name(self) -> str:
@@ -73,6 +79,8 @@ class PoolIntent:
     last_scale_up_at: float | None = None
     last_scale_down_at: float | None = None
     weight_version: str = ""
+    weight_source: str = ""
+    weight_barrier: bool = False  # workers that are behind serve nothing, instead of until their turn
     conditions: tuple[str, ...] = ()
     next_worker_number: int = 1
 

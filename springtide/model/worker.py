@@ -1,5 +1,6 @@
 """A worker: one engine instance on one node. The unit of scaling and of routing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from springtide.model.enums import Admission, Condition, Phase, ReportedPhase, State
@@ -43,6 +44,11 @@ class WorkerIntent:
     paused_until: float | None = None
     paused_reason: str = ""
     suspect_since: float | None = None
+    sleep_level: int = 0  # above 0: its drain, or its start, ends asleep
+    waking: bool = False  # of STARTING: it was asleep
+    spare: bool = False  # of STARTING: it is put to sleep instead of serving
+    lent_to: str = ""  # of SLEEPING: the job outside that has its GPUs
+    weight_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,10 @@ class WorkerObserved:
     log_path: str = ""
     weight_version: str = ""
     launch_fingerprint: str = ""
+    freed_bytes: int | None = None
+    reoccupied_bytes: int | None = None
+    missing_verbs: Mapping[str, str] = field(default_factory=dict)
+    verbs_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,11 @@ class Worker:
     def routable(self) -> bool:
         """Only ACTIVE with admission OPEN is routable."""
         return self.intent.state is State.ACTIVE and self.intent.admission is Admission.OPEN
+
+    @property
+    def asleep(self) -> bool:
+        """Its memory is released and its process kept."""
+        return self.intent.state is State.INACTIVE and self.intent.phase is Phase.SLEEPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +119,7 @@ class WorkerReport:
     probe_failures: int | None = None
     traceparent: str = ""
     engine_idle: bool = False
+    freed_bytes: int | None = None
+    reoccupied_bytes: int | None = None
+    missing_verbs: Mapping[str, str] = field(default_factory=dict)
+    verbs_known: bool = False

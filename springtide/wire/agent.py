@@ -122,6 +122,10 @@ def report_to_proto(report: WorkerReport) -> pb.WorkerReport:
         probe_failures=report.probe_failures,
         traceparent=report.traceparent,
         engine_idle=report.engine_idle,
+        freed_bytes=report.freed_bytes,
+        reoccupied_bytes=report.reoccupied_bytes,
+        missing_verbs=dict(report.missing_verbs),
+        verbs_known=report.verbs_known,
     )
 
 
@@ -153,6 +157,10 @@ def report_from_proto(message: pb.WorkerReport) -> WorkerReport:
         probe_failures=message.probe_failures if message.HasField("probe_failures") else None,
         traceparent=message.traceparent,
         engine_idle=message.engine_idle,
+        freed_bytes=message.freed_bytes if message.HasField("freed_bytes") else None,
+        reoccupied_bytes=message.reoccupied_bytes if message.HasField("reoccupied_bytes") else None,
+        missing_verbs=dict(message.missing_verbs),
+        verbs_known=message.verbs_known,
     )
 
 
@@ -168,6 +176,10 @@ def desired_to_proto(desired: DesiredWorker) -> pb.DesiredWorker:
         launch=launch_to_proto(desired.launch),
         traceparent=desired.traceparent,
         after_incarnation=desired.after_incarnation,
+        sleep_level=desired.sleep_level,
+        start_asleep=desired.start_asleep,
+        weight_version=desired.weight_version,
+        weight_source=desired.weight_source,
     )
 
 
@@ -184,6 +196,10 @@ def desired_from_proto(message: pb.DesiredWorker) -> DesiredWorker:
         kill=message.kill,
         traceparent=message.traceparent,
         after_incarnation=message.after_incarnation,
+        sleep_level=message.sleep_level,
+        start_asleep=message.start_asleep,
+        weight_version=message.weight_version,
+        weight_source=message.weight_source,
     )
 
 
@@ -222,7 +238,11 @@ def launch_from_proto(message: pb.EngineLaunch) -> EngineLaunch:
 
 
 def desired_state(
-    store_id: str, revision: int, heartbeat_interval_s: float, workers: Iterable[DesiredWorker]
+    store_id: str,
+    revision: int,
+    heartbeat_interval_s: float,
+    workers: Iterable[DesiredWorker],
+    verbs: Iterable[pb.VerbOrder] = (),
 ) -> pb.SessionResponse:
     """The whole of what a node is told."""
     return pb.SessionResponse(
@@ -230,4 +250,5 @@ def desired_state(
         revision=revision,
         heartbeat_interval_s=heartbeat_interval_s,
         workers=[desired_to_proto(worker) for worker in workers],
+        verbs=verbs,
     )

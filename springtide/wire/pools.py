@@ -3,7 +3,7 @@
 from typing import Any
 
 from springtide.errors import InvalidArgument
-from springtide.model.enums import DrainAction, Role
+from springtide.model.enums import DrainAction, Role, ScaleDown
 from springtide.model.pool import PolicySpec, PoolSpec, RoutingSpec
 from springtide.v1 import types_pb2 as pb
 from springtide.wire.values import count, enum_from_proto, enum_to_proto, settings_from_struct, struct
@@ -40,6 +40,12 @@ def pool_spec_to_proto(spec: PoolSpec) -> pb.PoolSpec:
         resources=dict(spec.resources),
         routing=routing_to_proto(spec.routing),
         labels=dict(spec.labels),
+        scale_down=enum_to_proto(pb.ScaleDown, "SCALE_DOWN", spec.scale_down),
+        sleep_stop_after_s=spec.sleep_stop_after_s,
+        sleep_level=spec.sleep_level,
+        lend_gpus=spec.lend_gpus,
+        spares=spec.spares,
+        max_weight_updates=spec.max_weight_updates,
     )
 
 
@@ -74,6 +80,12 @@ def pool_spec_from_proto(message: pb.PoolSpec) -> PoolSpec:
         resources={key: count(number, f"spec.resources.{key}") for key, number in message.resources.items()},
         routing=routing_from_proto(message.routing, "spec.routing"),
         labels=dict(message.labels),
+        scale_down=_scale_down(message),
+        sleep_stop_after_s=_seconds(message.sleep_stop_after_s, "sleep_stop_after_s") or _DEFAULTS.sleep_stop_after_s,
+        sleep_level=count(message.sleep_level, "spec.sleep_level") or _DEFAULTS.sleep_level,
+        lend_gpus=message.lend_gpus,
+        spares=count(message.spares, "spec.spares"),
+        max_weight_updates=count(message.max_weight_updates, "spec.max_weight_updates") or _DEFAULTS.max_weight_updates,
     )
 
 
@@ -123,6 +135,13 @@ def _drain_action(message: pb.PoolSpec) -> DrainAction:
     if action is None and message.drain_action != pb.DRAIN_ACTION_UNSPECIFIED:
         raise _unknown_word("spec.drain_action", message.drain_action, ", ".join(DrainAction))
     return action or DrainAction.ABORT
+
+
+def _scale_down(message: pb.PoolSpec) -> ScaleDown:
+    found = enum_from_proto(ScaleDown, pb.ScaleDown, "SCALE_DOWN", message.scale_down)
+    if found is None and message.scale_down != pb.SCALE_DOWN_UNSPECIFIED:
+        raise _unknown_word("spec.scale_down", message.scale_down, ", ".join(ScaleDown))
+    return found or ScaleDown.STOP
 
 
 def _unknown_word(field: str, number: int, known: str) -> InvalidArgument:

@@ -64,4 +64,8 @@ def worker_to_proto(worker: Worker, report: WorkerReport | None = None, engine: 
         traceparent=intent.traceparent,
         revision=worker.revision,
         engine=engine,
+        freed_bytes=observed.freed_bytes,
+        reoccupied_bytes=observed.reoccupied_bytes,
+        lent_to=intent.lent_to,
+        missing_verbs=dict(observed.missing_verbs),
     )

@@ -4,6 +4,8 @@ import dataclasses
 
 from controlplane.core.draft import Draft
 from controlplane.core.orders.lookup import check_not_deleting, pool_event, pool_named
+from controlplane.core.orders.workers import check_can
+from controlplane.core.sleepers import retire
 from controlplane.core.snapshot import Plan, Snapshot
 from controlplane.core.starts import forget_attempts, is_failing
 from controlplane.core.validation import checked
@@ -13,6 +15,7 @@ from springtide.model.pool import Pool, PoolIntent, PoolSpec
 
 DEFAULT_HOLD_S = 600.0
 LONGEST_HOLD_S = 86_400.0
+_LAUNCH = ("engine", "model", "model_name", "tensor_parallel_size", "engine_args", "engine_env", "interpreter")
 _IDENTITY = ("engine", "model", "model_name", "tensor_parallel_size")  # of what runs: not changed under live workers
 
 
@@ -40,9 +43,12 @@ def apply_pool(snapshot: Snapshot, spec: PoolSpec, now: float, *, expected_revis
     if spec != old.spec:
         draft.put(dataclasses.replace(old, spec=spec))
         pool_event(draft, spec.name, "pool_changed", "changed", _changes(old.spec, spec))
+        other_engine = any(getattr(old.spec, name) != getattr(spec, name) for name in _LAUNCH)
         for worker in draft.workers_of(spec.name):
             if is_failing(worker) and not draft.full:
                 draft.put(forget_attempts(worker))
+            elif worker.asleep and other_engine and not worker.intent.lent_to and not draft.full:
+                retire(draft, worker, "POOL_CHANGED", "it was launched in another way")
     return draft.plan()
 
 
@@ -93,6 +99,26 @@ def scale_pool(
         draft.pool_intent(pool, manual_workers=workers)
         told = "the policy decides again" if workers is None else f"pinned to {workers} workers"
         pool_event(draft, name, "pool_scaled", "automatic" if workers is None else "manual", told)
+    return draft.plan()
+
+
+def set_weights(snapshot: Snapshot, name: str, now: float, *, version: str, source: str, barrier: bool = False) -> Plan:
+    """The version that the pool's workers shall serve, and the folder that it is loaded from. Raises InvalidArgument,
+    and Unimplemented when an engine of the pool has said that it cannot change weights."""
+    pool = pool_named(snapshot, name)
+    check_not_deleting(pool)
+    for field, value, most in (("version", version, 200), ("source", source, 4096)):
+        if not 1 <= len(value) <= most or value != value.strip() or "\n" in value:
+            remedy = f"Give 1 to {most} characters on one line."
+            raise InvalidArgument(field=field, value=value[:200], problem="is no name", remedy=remedy)
+    draft = Draft(snapshot, now)
+    for worker in draft.workers_of(name):
+        if worker.state is State.ACTIVE:
+            check_can(worker, "update_weights")
+    intent = pool.intent
+    if (intent.weight_version, intent.weight_source, intent.weight_barrier) != (version, source, barrier):
+        draft.pool_intent(pool, weight_version=version, weight_source=source, weight_barrier=barrier)
+        pool_event(draft, name, "weights_set", "changed", f"version {version} from {source}")
     return draft.plan()
 
 

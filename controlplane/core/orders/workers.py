@@ -1,17 +1,22 @@
 """Orders that move one worker."""
 
+import dataclasses
+
 from controlplane.core.draft import Draft
 from controlplane.core.drains import drain, undrain
 from controlplane.core.orders.lookup import check_not_deleting, worker_named
 from controlplane.core.placement import CannotPlace
-from controlplane.core.snapshot import Plan, Snapshot
+from controlplane.core.sleepers import wake
+from controlplane.core.sleeping import sharers
+from controlplane.core.snapshot import Delete, Plan, Put, Snapshot
 from controlplane.core.starts import cancel, forget_attempts, start
 from controlplane.core.worker import Cause, can, describe, holds_slice
-from springtide.errors import FailedPrecondition, InvalidArgument, NotFound
-from springtide.model.enums import Phase, State
+from springtide.errors import FailedPrecondition, InvalidArgument, NotFound, Unimplemented
+from springtide.model.enums import Admission, Phase, State
 from springtide.model.worker import Worker
 
 LONGEST_DRAIN_S = 86_400.0
+PAUSED_BY_OPERATOR = "OPERATOR_PAUSE"
 
 
 def drain_worker(
@@ -40,6 +45,118 @@ def drain_worker(
     return draft.plan()
 
 
+def sleep_worker(
+    snapshot: Snapshot, worker_id: str, now: float, *, timeout_s: float | None = None, reason: str = ""
+) -> Plan:
+    """ACTIVE -> DRAINING -> INACTIVE/SLEEPING, kept by the loop as a drain is. One that sleeps, or is about to, is left
+    so. Raises Unimplemented for an engine that is known to be unable to release its memory."""
+    worker = worker_named(snapshot, worker_id)
+    draft = Draft(snapshot, now)
+    if worker.asleep or (worker.state is State.DRAINING and worker.intent.sleep_level):
+        if not worker.intent.held:
+            draft.set_intent(worker, held=True)
+        return draft.plan()
+    pool = snapshot.pools.get(worker.pool)
+    check_can(worker, "release")
+    plan = drain_worker(snapshot, worker_id, now, timeout_s=timeout_s, reason=reason)
+    level = pool.spec.sleep_level if pool is not None else 1
+    return _with_sleep(plan, worker_id, level)
+
+
+def _with_sleep(plan: Plan, worker_id: str, level: int) -> Plan:
+    """The same drain, whose end is a sleep: what the node is told by then does not depend on it."""
+
+    def slept(write: Put | Delete) -> Put | Delete:
+        if isinstance(write, Put) and isinstance(write.record, Worker) and write.record.worker_id == worker_id:
+            intent = dataclasses.replace(write.record.intent, sleep_level=level)
+            return Put(dataclasses.replace(write.record, intent=intent))
+        return write
+
+    return dataclasses.replace(plan, writes=tuple(slept(write) for write in plan.writes))
+
+
+def check_can(worker: Worker, verb: str) -> None:
+    """Raises Unimplemented when the worker's engine has said that it cannot do this, naming what it lacks."""
+    lacking = worker.observed.missing_verbs.get(verb)
+    if worker.observed.verbs_known and lacking is not None:
+        raise Unimplemented(
+            f"the engine of worker {worker.worker_id!r} cannot {verb}: it lacks {lacking}.",
+            field="worker_id",
+            value=worker.worker_id,
+            remedy=f"Start the pool's engines with {lacking}.",
+            metadata={"missing": lacking},
+        )
+
+
+def lend_worker(snapshot: Snapshot, worker_id: str, now: float, *, to: str) -> Plan:
+    """Gives a sleeping worker's GPUs to a job outside: until they are claimed back it does not wake, and nobody else
+    is placed on them. Raises InvalidArgument, FailedPrecondition."""
+    worker = worker_named(snapshot, worker_id)
+    name = to.strip()
+    if not 1 <= len(name) <= 200:
+        raise InvalidArgument(
+            field="to", value=to, problem="names nobody", remedy="Say who gets them, in 1 to 200 characters."
+        )
+    draft = Draft(snapshot, now)
+    if worker.intent.lent_to == name:
+        return draft.plan()
+    borrowers = sharers(worker, snapshot.workers.values())
+    problem = (
+        f"is {describe(worker)}, and only a sleeping worker's GPUs can be lent"
+        if not worker.asleep
+        else f"is lent to {worker.intent.lent_to} already"
+        if worker.intent.lent_to
+        else f"has its GPUs lent to {borrowers[0].worker_id}"
+        if borrowers
+        else ""
+    )
+    if problem:
+        raise FailedPrecondition(
+            f"worker {worker_id!r} {problem}.",
+            reason="CANNOT_LEND",
+            field="worker_id",
+            value=worker_id,
+            remedy="Put it to sleep first." if not worker.asleep else "Claim them back first.",
+            metadata={"state": describe(worker)},
+        )
+    lent = draft.set_intent(worker, lent_to=name)
+    draft.worker_event(lent, "gpus_lent", "sleeping", "OPERATOR_LEND", f"{','.join(worker.intent.gpu_ids)} to {name}")
+    return draft.plan()
+
+
+def reclaim_worker(snapshot: Snapshot, worker_id: str, now: float) -> Plan:
+    """Ends a loan to a job outside; one that is not lent is left as it is."""
+    worker = worker_named(snapshot, worker_id)
+    draft = Draft(snapshot, now)
+    if worker.intent.lent_to:
+        back = draft.set_intent(worker, lent_to="")
+        told = f"from {worker.intent.lent_to}"
+        draft.worker_event(back, "gpus_reclaimed", back.state.value.lower(), "OPERATOR_RECLAIM", told)
+    return draft.plan()
+
+
+def pause_worker(snapshot: Snapshot, worker_id: str, now: float, *, reason: str = "") -> Plan:
+    """Admission PAUSED until it is resumed; the worker still counts as capacity."""
+    worker = worker_named(snapshot, worker_id)
+    _require(worker, Cause.PAUSE, "Only an ACTIVE worker can be paused.")
+    draft = Draft(snapshot, now)
+    if worker.intent.admission is Admission.OPEN or worker.intent.paused_reason != PAUSED_BY_OPERATOR:
+        paused = draft.step(worker, Cause.PAUSE, paused_reason=PAUSED_BY_OPERATOR, paused_until=None)
+        draft.worker_event(paused, "admission_paused", "active", PAUSED_BY_OPERATOR, reason[:200])
+    return draft.plan()
+
+
+def resume_worker(snapshot: Snapshot, worker_id: str, now: float) -> Plan:
+    """Ends an operator's pause; any other is left to end by itself."""
+    worker = worker_named(snapshot, worker_id)
+    _require(worker, Cause.OPEN, "Only an ACTIVE worker can be resumed.")
+    draft = Draft(snapshot, now)
+    if worker.intent.admission is Admission.PAUSED and worker.intent.paused_reason == PAUSED_BY_OPERATOR:
+        opened = draft.step(worker, Cause.OPEN)
+        draft.worker_event(opened, "admission_opened", "active", PAUSED_BY_OPERATOR)
+    return draft.plan()
+
+
 def undrain_worker(snapshot: Snapshot, worker_id: str, now: float) -> Plan:
     """DRAINING -> ACTIVE, before RELEASING."""
     worker = worker_named(snapshot, worker_id)
@@ -53,9 +170,11 @@ def undrain_worker(snapshot: Snapshot, worker_id: str, now: float) -> Plan:
 
 
 def activate_worker(snapshot: Snapshot, worker_id: str, now: float) -> Plan:
-    """INACTIVE -> STARTING, also after its attempts ran out. Raises FailedPrecondition: no slice, at the upper
-    bound."""
+    """INACTIVE -> STARTING, also after its attempts ran out; a sleeper is woken. Raises FailedPrecondition: no slice,
+    at the upper bound, lent."""
     worker = worker_named(snapshot, worker_id)
+    if worker.asleep:
+        return _wake_worker(snapshot, worker, now)
     if worker.state is State.INACTIVE and holds_slice(worker):
         raise FailedPrecondition(
             f"worker {worker_id!r} is {describe(worker)}; its node has not yet said that its GPUs are free.",
@@ -80,6 +199,26 @@ def activate_worker(snapshot: Snapshot, worker_id: str, now: float) -> Plan:
             value=worker_id,
             remedy="Free GPUs, uncordon a node or add one.",
         )
+    _want_one_more(draft, worker.pool)
+    return draft.plan()
+
+
+def _wake_worker(snapshot: Snapshot, worker: Worker, now: float) -> Plan:
+    if worker.intent.lent_to:
+        raise FailedPrecondition(
+            f"the GPUs of worker {worker.worker_id!r} are lent to {worker.intent.lent_to}.",
+            reason="GPUS_LENT",
+            field="worker_id",
+            value=worker.worker_id,
+            remedy="Claim them back first: `springtide reclaim`.",
+        )
+    draft = Draft(snapshot, now)
+    pool = draft.pools.get(worker.pool)
+    if pool is None:
+        raise NotFound(kind="pool", name=worker.pool, known=draft.pools)
+    check_not_deleting(pool)
+    _check_room(draft, worker)
+    wake(draft, pool, worker, "OPERATOR_ACTIVATE", "by an operator")
     _want_one_more(draft, worker.pool)
     return draft.plan()
 

@@ -53,6 +53,9 @@ def test_pool_status() -> None:
         "total_capacity": 16,
         "conditions": (),
         "weight_version": "",
+        "weight_source": "",
+        "sleeping": 0,
+        "weights_behind": 0,
     }
     with pytest.raises(NotFound, match="Known: demo"):
         pool_status(world.snapshot(), "nope", world.now)
