@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 
 from springtide.errors import Internal, SpringtideError, Unauthenticated
 from springtide.rpc.status import to_status
+from springtide.rpc.tokens import PREFIX, JoinTokens, bearer
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a known bearer token. Health stays open, so that probes need no secret."""
+    """Refuses calls without a known bearer token. Health stays open, so that probes need no secret. A join token opens
+    its own service only; whose it is the service checks against the hello. With `required` False a call without a
+    token passes (a client certificate stands for it), but a join token that is shown must be good."""
 
-    def __init__(self, tokens: tuple[str, ...]) -> None:
+    def __init__(self, tokens: tuple[str, ...], join: JoinTokens | None = None, *, required: bool = True) -> None:
         self._tokens = tuple(token.encode() for token in tokens)
+        self._join = join
+        self._required = required
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -55,12 +60,30 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith("/grpc.health.v1.Health/"):
             return handler
-        if self._accepts(dict(handler_call_details.invocation_metadata)):
+        error = self._refusal(handler_call_details)
+        if error is None:
             return handler
-        error = no_token()
         if handler.response_streaming:
             return _rebuild(handler, _refuse_stream(error))
         return _rebuild(handler, _refuse_call(error))
+
+    def _refusal(self, details: grpc.HandlerCallDetails) -> SpringtideError | None:
+        shown = bearer(details.invocation_metadata)
+        if self._join is not None and shown.startswith(PREFIX):
+            try:
+                token = self._join.read(shown)
+            except SpringtideError as error:
+                return error
+            if not token.opens(details.method):
+                return Unauthenticated(
+                    f"A join token of a {token.kind} does not open {details.method}.",
+                    reason="JOIN_TOKEN_OF_ANOTHER",
+                    remedy="Use a token of the control plane's token_file.",
+                )
+            return None
+        if not self._required or self._accepts(dict(details.invocation_metadata)):
+            return None
+        return no_token()
 
     def _accepts(self, metadata: dict[str, str | bytes]) -> bool:
         header = metadata.get("authorization", "")

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from springtide.errors import FailedPrecondition, InvalidArgument
 from springtide.rpc.address import Address, parse_address
+from springtide.rpc.certificates import Certificates
 from springtide.rpc.interceptors import ErrorInterceptor, TokenInterceptor
+from springtide.rpc.tokens import JoinTokens
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -59,13 +62,21 @@ class Server:
     """Wraps grpc.aio.Server. Add services, listen, start; health answers per service and for "" (the whole)."""
 
     def __init__(
-        self, security: Security | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES, reuse_port: bool = False
+        self,
+        security: Security | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        reuse_port: bool = False,
+        join: JoinTokens | None = None,
     ) -> None:
+        """`join`: this listener is for the network, and agents and provisioners come with join tokens."""
         self._security = security or Security()
         self._reuse_port = reuse_port  # other processes of ours listen there, too
+        self._join = join
         interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
-        if self._security.token_file:
-            interceptors.append(TokenInterceptor(read_tokens(self._security.token_file)))
+        if self._security.token_file or join is not None:
+            tokens = read_tokens(self._security.token_file) if self._security.token_file else ()
+            required = bool(tokens) or not (self._security.tls_client_ca or self._security.insecure)
+            interceptors.append(TokenInterceptor(tokens, join, required=required))
         self._server = grpc.aio.server(interceptors=interceptors, options=server_options(max_message_bytes, reuse_port))
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
@@ -94,7 +105,8 @@ class Server:
         """An address where this server, or one in front of it with its security, may listen. Raises as `listen`."""
         parsed = parse_address(address, setting)
         has_tls = _credentials(self._security) is not None
-        if not (parsed.is_loopback or (has_tls and self._security.authenticates) or self._security.insecure):
+        authenticates = self._security.authenticates or self._join is not None
+        if not (parsed.is_loopback or (has_tls and authenticates) or self._security.insecure):
             raise InvalidArgument(
                 field=setting,
                 value=address,
@@ -185,9 +197,21 @@ def _credentials(security: Security) -> grpc.ServerCredentials | None:
             raise InvalidArgument(
                 field=name, value="", problem="is missing", remedy="Set tls_cert and tls_key together, as PEM files."
             )
-    ca = _read("tls_client_ca", security.tls_client_ca) if security.tls_client_ca else None
-    pair = (_read("tls_key", security.tls_key), _read("tls_cert", security.tls_cert))
-    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+    for name in ("tls_key", "tls_cert", *(("tls_client_ca",) if security.tls_client_ca else ())):
+        _read(name, getattr(security, name))
+    try:
+        certificates = Certificates(security.tls_cert, security.tls_key, security.tls_client_ca)
+    except ssl.SSLError as error:
+        raise InvalidArgument(
+            field="tls_cert",
+            value=security.tls_cert,
+            problem=f"cannot be used with tls_key: {error}",
+            remedy="Set tls_cert and tls_key to PEM files that belong together.",
+        ) from None
+    fetch: Any = certificates.fetch  # the stubs do not know that None means unchanged
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.first, fetch, require_client_authentication=bool(security.tls_client_ca)
+    )
 
 
 def read_tokens(path: str) -> tuple[str, ...]:
