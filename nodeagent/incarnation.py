@@ -8,16 +8,17 @@ import asyncio
 import dataclasses
 import logging
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from nodeagent import processes
+from nodeagent.core.start_phases import start_phases
 from nodeagent.deaths import engine_death, shim_death
 from nodeagent.engines.adapter import EngineAdapter, EngineLoad, ReadyReason
 from nodeagent.engines.http import EngineHttp
 from nodeagent.ledger import LedgerEntry
-from nodeagent.logtail import log_tail
+from nodeagent.logtail import log_from, log_size, log_tail
 from nodeagent.release import kill_leftovers, memory_free
 from nodeagent.setup import NodeSetup
 from nodeagent.shim.launch import EXIT_NO_PORT
@@ -61,6 +62,7 @@ class Incarnation:
         self._wake = wake
         self.entry = entry
         self.phase = ReportedPhase.BOOTING
+        self.waits_for_slot = False
         self.status: shim_pb2.ShimStatus | None = None
         self._noted_at = 0.0
         self._probe_soon = asyncio.Event()
@@ -111,8 +113,12 @@ class Incarnation:
         self._wake()
 
     async def _start(self) -> None:
+        asked_at = self._setup.clock.now()
+        self.waits_for_slot = True
         async with self._setup.start_slots.one():  # waiting for it is no failure here: the timeout begins after it
+            self.waits_for_slot = False
             started_at = self._setup.clock.now()
+            log_begins = log_size(self.log_path)
             try:
                 self.entry = spawn(self._setup, self.entry)
             except SpringtideError as error:
@@ -126,7 +132,20 @@ class Incarnation:
             self._note(await self._first_status(_SHIM_LISTENS_S))
             self._watch()
             self._span("springtide.worker.boot", started_at)
-            await self._become_ready()
+            answered_at = self._setup.clock.now()
+            healthy_at = await self._become_ready()
+            text = await asyncio.to_thread(log_from, self.log_path, log_begins)
+            phases = start_phases(
+                slot_s=started_at - asked_at,
+                process_s=answered_at - started_at,
+                healthy_s=healthy_at - answered_at,
+                warm_up_s=self._setup.clock.now() - healthy_at,
+                log=text,
+            )
+            self._span("springtide.worker.start", asked_at, phases)
+            self.entry = dataclasses.replace(self.entry, start_phases=phases)
+            self._save()
+            self._wake()
 
     async def _adopt(self) -> None:
         found = await self._first_status(self._setup.adopt_timeout_s)
@@ -165,8 +184,8 @@ class Incarnation:
         self._shim_lost = self.ended = True
         raise StartFailed(self._shim_death())
 
-    async def _become_ready(self) -> None:
-        """Healthy, then one generated token."""
+    async def _become_ready(self) -> float:
+        """Healthy, then one generated token. Returns when it was healthy."""
         launch = self.entry.launch
         timeout_s = launch.start_timeout_s or 900.0
         begun_at = self._setup.clock.now()
@@ -184,6 +203,7 @@ class Incarnation:
             message = f"the engine was not ready within start_timeout_s = {timeout_s:g}"
             raise StartFailed(ExitInfo(reason="START_TIMEOUT", message=message)) from None
         self.warm = True
+        return loaded_at
 
     async def _warm_up(self, model: str, timeout_s: float) -> None:
         """One generated token. Where that fails because the engine has died, its death is the reason that counts."""
@@ -429,12 +449,13 @@ class Incarnation:
         """A part of the worker's trace that ends now."""
         self._span(name, start_s)
 
-    def _span(self, name: str, start_s: float) -> None:
+    def _span(self, name: str, start_s: float, phases: Mapping[str, float] | None = None) -> None:
         attributes: dict[str, AttributeValue] = {
             "springtide.pool": self.entry.pool,
             "springtide.worker": self.entry.worker_id,
             "springtide.node": self._setup.node_id,
             "springtide.incarnation": self.entry.incarnation,
+            **{f"springtide.start.{phase}_s": seconds for phase, seconds in (phases or {}).items()},
         }
         now = self._setup.clock.now()
         emit_span(name, traceparent=self.entry.traceparent, start_s=start_s, end_s=now, attributes=attributes)

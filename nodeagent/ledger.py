@@ -54,6 +54,7 @@ class LedgerEntry:
     memory_before: Mapping[str, int] = field(default_factory=dict)  # bytes in use on each GPU before the start
     shim: ProcessIdentity | None = None
     exit: ExitInfo | None = None
+    start_phases: Mapping[str, float] = field(default_factory=dict)  # seconds of the last start that became ready
     stopped: bool = True  # how it ended: stopped on order, or failed (see `exit`)
 
 

@@ -80,6 +80,7 @@ def spawn(setup: NodeSetup, entry: LedgerEntry) -> LedgerEntry:
         memory_before=_memory_in_use(setup, entry.launch.gpu_ids),
         shim=None,
         exit=None,
+        start_phases={},
         stopped=False,
     )
     env = _environment(setup, entry)
