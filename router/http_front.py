@@ -1,11 +1,12 @@
 """The OpenAI front: a director over the relay. Token routes go to workers; everything else is answered here."""
 
 import asyncio
+import os
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import count
 from urllib.parse import parse_qs
 
 import orjson
@@ -16,6 +17,7 @@ from router.core.retry import Verdict
 from router.core.want import read_want
 from router.resumed import asking_for_ids, go_on, with_reason
 from router.upstream import AttemptEnd, Dispatcher
+from router.waiting import place
 from springtide.dataplane import (
     FAULT_HEADER,
     REQUEST_ID_HEADER,
@@ -74,6 +76,9 @@ class HttpFront:
             if request.method != "POST":
                 return _not_allowed(request, "POST")
             return self._generate(request)
+        return self._local(request, path)
+
+    def _local(self, request: Request, path: str) -> Answer:
         local = {
             "/v1/models": self._models,
             "/health": self._health,
@@ -93,6 +98,14 @@ class HttpFront:
     def finished(self, request: Request, outcome: Outcome) -> Retry | None:
         """Accounts, and sends the request elsewhere where that is right."""
         call: Call = request.state
+        way = call.continuation
+        if outcome.kind is OutcomeKind.OK:
+            self._dispatcher.served(
+                call.ticket, outcome.events, None if call.resumed else outcome.first_byte_at, FRONT
+            )
+            if way is not None:
+                way.close()
+            return None
         end = AttemptEnd(
             outcome.kind,
             outcome.response_started,
@@ -103,9 +116,9 @@ class HttpFront:
             outcome.first_byte_at,
             resumed=call.resumed,
         )
-        way, seat = call.continuation, call.ticket.seat
+        seat = call.ticket.seat
         if outcome.response_started and way is not None and seat is not None:
-            end = replace(end, continuable=way.lost(end, seat, outcome.error_code))
+            end.continuable = way.lost(end, seat, outcome.error_code)
         ruling = self._dispatcher.ended(call.ticket, end, FRONT)
         if ruling.verdict not in (Verdict.RETRY, Verdict.REQUEUE, Verdict.CONTINUE):
             if way is not None:
@@ -150,8 +163,7 @@ class HttpFront:
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):  # engines read "yes" and 1 as they like
             raise InvalidArgument(field="stream", value=stream, problem="is not a boolean", remedy="Say true or false.")
-        headers = {name: value for name, value in request.headers if name.startswith(b"x-")}
-        want = read_want(headers, body, len(request.body), request_id.decode("latin-1"))
+        want = read_want(request.extension_headers(), body, len(request.body), request_id.decode("latin-1"))
         ticket = self._dispatcher.open(model, want=want)
         served = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
@@ -167,32 +179,15 @@ class HttpFront:
         return call
 
     def _place(self, request: Request, call: Call) -> Answer | Awaitable[Answer]:
-        dispatcher, ticket = self._dispatcher, call.ticket
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def grant() -> None:
-            if answer.done():  # the client left in this very instant
-                dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, False), FRONT)
-            else:
-                answer.set_result(self._route(call))
-
-        def deny(error: SpringtideError | None) -> None:
-            if not answer.done():
-                answer.set_result(self._denied(call, error))
-
-        def left(future: "asyncio.Future[Answer]") -> None:
-            if future.cancelled():
-                dispatcher.cancel(ticket, FRONT)
-                if call.continuation is not None:
-                    call.continuation.close()
-
-        try:
-            if dispatcher.place(ticket, grant, deny):
-                return self._route(call)
-        except SpringtideError as error:
-            return self._denied(call, error)
-        answer.add_done_callback(left)
-        return answer
+        way = call.continuation
+        return place(
+            self._dispatcher,
+            call.ticket,
+            FRONT,
+            lambda: self._route(call),
+            lambda error: self._denied(call, error),
+            way.close if way is not None else _nothing,
+        )
 
     def _route(self, call: Call) -> Route:
         route = self._dispatcher.route(call.ticket, call.request_id, call.stream, call.body)
@@ -201,8 +196,9 @@ class HttpFront:
             return route
         if way.kept is not None:
             way.kept.restart()
-        headers = (*route.reply_headers, (CONTINUATION_HEADER, way.guarantee.encode()))
-        return replace(route, shaper=way.kept, reply_headers=headers)
+        route.shaper = way.kept
+        route.reply_headers = (*route.reply_headers, (CONTINUATION_HEADER, way.guarantee.encode()))
+        return route
 
     async def _resume(self, call: Call, way: Continuation) -> Answer:
         """A stream that was lost goes on elsewhere, or ends explicitly."""
@@ -309,9 +305,22 @@ def _fault(outcome: Outcome) -> str:
     return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")
 
 
+_process = os.urandom(8).hex().encode()
+_numbers = count(int.from_bytes(os.urandom(4), "big"))
+
+
+def new_request_id() -> bytes:
+    """32 hexadecimal digits: half of them are this process's, the others count."""
+    return b"%b%016x" % (_process, next(_numbers))
+
+
 def _request_id(request: Request) -> bytes:
-    given = request.header(REQUEST_ID_HEADER)
-    return given if given and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+    given = request.extension_headers().get(REQUEST_ID_HEADER)
+    return given if given and _REQUEST_ID.fullmatch(given) else new_request_id()
+
+
+def _nothing() -> None:
+    """Where nothing is to be let go."""
 
 
 def _json(status: int, value: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:

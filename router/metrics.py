@@ -1,11 +1,13 @@
 """The router's Prometheus metrics: counters where things happen, gauges read from the core when scraped."""
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar, cast
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from router.core.admission import Admission
 from router.core.breaker import BreakerState
@@ -14,7 +16,66 @@ _BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
-M = TypeVar("M", Counter, Histogram)
+class Count:
+    """One number of a Tally."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def inc(self, amount: int = 1) -> None:
+        """Adds."""
+        self.total += amount
+
+
+class Tally(Collector):
+    """A counter for the path of every request: plain numbers that one thread adds to and the exporter's reads, where
+    the library takes a lock each time. Looked up by its labels' values as a tuple."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._family = name, documentation, labels
+        self._counts: dict[tuple[str, ...], Count] = {}
+        registry.register(self)
+
+    def of(self, labels: tuple[str, ...]) -> Count:
+        """The number with these labels."""
+        found = self._counts.get(labels)
+        if found is None:
+            found = self._counts[labels] = Count()
+        return found
+
+    def collect(self) -> Iterable[Metric]:
+        name, documentation, labels = self._family
+        family = CounterMetricFamily(name, documentation, labels=labels)
+        for values, count in list(self._counts.items()):
+            family.add_metric(values, count.total)
+        return [family]
+
+
+class Times(Collector):
+    """A histogram of seconds by pool; see Tally."""
+
+    def __init__(self, name: str, documentation: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
+        self._family = name, documentation
+        self._bounds = bounds
+        self._pools: dict[str, tuple[list[int], list[float]]] = {}
+        registry.register(self)
+
+    def observe(self, pool: str, seconds: float) -> None:
+        """Adds one."""
+        found = self._pools.get(pool)
+        if found is None:
+            found = self._pools[pool] = ([0] * (len(self._bounds) + 1), [0.0])
+        found[0][bisect_left(self._bounds, seconds)] += 1
+        found[1][0] += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(*self._family, labels=("pool",))
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        for pool, (counts, total) in list(self._pools.items()):
+            family.add_metric((pool,), list(zip(names, accumulate(counts), strict=True)), total[0])
+        return [family]
 
 
 class Metrics:
@@ -22,11 +83,11 @@ class Metrics:
 
     def __init__(self, admission: Admission, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        self.requests = Tally(
             "springtide_router_requests",
             "Requests that ended, by pool, front (http, grpc) and outcome.",
             ("pool", "front", "outcome"),
-            registry=self.registry,
+            self.registry,
         )
         self.retries = Counter(
             "springtide_router_retries",
@@ -46,15 +107,12 @@ class Metrics:
             ("pool", "reason"),
             registry=self.registry,
         )
-        self.tokens = Counter(
-            "springtide_router_events", "Stream events relayed, by pool.", ("pool",), registry=self.registry
-        )
-        self.ttft = Histogram(
+        self.tokens = Tally("springtide_router_events", "Stream events relayed, by pool.", ("pool",), self.registry)
+        self.ttft = Times(
             "springtide_router_time_to_first_token_seconds",
             "From a request's arrival to the first event of its stream, waiting and retries included.",
-            ("pool",),
-            buckets=_TTFT_BUCKETS,
-            registry=self.registry,
+            _TTFT_BUCKETS,
+            self.registry,
         )
         self.waited = Histogram(
             "springtide_router_waited_seconds",
@@ -64,15 +122,6 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_State(admission, clock))
-        self._children: dict[tuple[object, ...], object] = {}
-
-    def of(self, metric: M, *labels: str) -> M:
-        """The child of a metric, found again without the library's lock."""
-        key = (metric, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return cast(M, child)
 
 
 class _State(Collector):

@@ -60,7 +60,8 @@ async def go_on(way: Continuation, request_id: bytes) -> Route | bytes:
     found = await way.next(request_id)
     try:
         if isinstance(found, Ready):
-            return replace(found.route, shaper=Resumed(asked, kept, found.withheld))
+            found.route.shaper = Resumed(asked, kept, found.withheld)
+            return found.route
         writer = Writer(asked, kept)
     except ShapeError as error:
         raise way.give_up(str(error)) from None

@@ -11,7 +11,7 @@ from router.config import Timeouts
 from router.core.admission import Admission, Granted, Ticket
 from router.core.board import ONE_PROCESS, Board
 from router.core.kept import Budget
-from router.core.retry import Ruling, Verdict, rule
+from router.core.retry import SERVED, Ruling, Verdict, rule
 from router.core.seat import Seat
 from router.core.table import Change
 from router.core.want import NOTHING, Want
@@ -24,12 +24,11 @@ from springtide.link.client import DEAD_S
 from springtide.model.routing import RouterReport, RoutingDelta, RoutingTable, WorkerLoad
 
 Grant = Callable[[], None]
-INFINITE = float("inf")
 _PROBE_CONNECT_S = 1.0
 Deny = Callable[[SpringtideError | None], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class AttemptEnd:
     """How an attempt ended, whichever front made it. Times are the loop's clock."""
 
@@ -54,6 +53,11 @@ class Continuing:
     enabled: bool = True
     max_continuations: int = 3
     budget: Budget = field(default_factory=lambda: Budget(256 * 1024 * 1024))
+
+
+@lru_cache(maxsize=4096)
+def _incarnation(number: int) -> tuple[bytes, bytes]:
+    return INCARNATION_HEADER, b"%d" % number
 
 
 @lru_cache(maxsize=4096)
@@ -82,7 +86,12 @@ class Dispatcher:
         self.pools: list[UpstreamPool] = []
         """Connection pools of the fronts: idle connections to workers that left the table are closed in them."""
         self.continuing = continuing or Continuing()
-        self._timeouts = timeouts
+        self._connect_s = timeouts.connect_timeout_s
+        # A worker that broke and still hangs must not cost the request that probes it the whole time.
+        self._probe_connect_s = min(timeouts.connect_timeout_s, _PROBE_CONNECT_S)
+        self._total_s = timeouts.total_timeout_s
+        self._first_byte_s = timeouts.first_byte_timeout_s or timeouts.total_timeout_s
+        self._idle_s = timeouts.idle_timeout_s
         self.max_attempts = max_attempts
         self._held: dict[Ticket, tuple[Grant, Deny]] = {}
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
@@ -130,22 +139,23 @@ class Dispatcher:
         """A ticket. Raises NotFound that names the known models, Unavailable before the first table."""
         return self.admission.open(model, self._loop.time(), deadline, want)
 
-    def place(self, ticket: Ticket, grant: Grant, deny: Deny) -> bool:
-        """True: `ticket.seat` is set. False: `grant` or `deny` will be called, not before this returns.
+    def place(self, ticket: Ticket) -> bool:
+        """True: `ticket.seat` is set. False: it is held, and `hold` says whom to tell.
 
         Raises Unavailable or Exhausted with `retry_after_s`.
         """
         try:
-            if self.admission.admit(ticket, self._loop.time()):
-                return True
+            return self.admission.admit(ticket, self._loop.time())
         except SpringtideError as error:
             self._rejected(ticket, error)
             raise
+
+    def hold(self, ticket: Ticket, grant: Grant, deny: Deny) -> None:
+        """For a ticket that `place` did not seat: `grant` or `deny` will be called, not before this returns."""
         self._held[ticket] = (grant, deny)
         self._demanded(ticket.pool)
         # Not from within: somebody behind an excluded ticket may have a seat at once.
         self._wake(ticket.pool, self._loop.time())
-        return False
 
     def cancel(self, ticket: Ticket, front: str) -> None:
         """The client of a held ticket left. Nothing happens to one that was granted or denied already."""
@@ -155,6 +165,8 @@ class Dispatcher:
 
     def ended(self, ticket: Ticket, end: AttemptEnd, front: str) -> Ruling:
         """Accounts for an attempt's end and says what follows. A RETRY or REQUEUE is for the caller to `place`."""
+        if end.kind is OutcomeKind.OK:
+            return self.served(ticket, end.events, None if end.resumed else end.first_byte_at, front)
         ruling = rule(
             end.kind,
             response_started=end.response_started,
@@ -165,16 +177,12 @@ class Dispatcher:
             fault=end.fault,
             continuable=end.continuable,
         )
-        pool, demand = ticket.pool, self.admission.demand(ticket.pool)
+        pool = ticket.pool
         self.admission.settle(ticket, ruling, end.refusal, self._loop.time())
         if end.events:
-            if end.kind is OutcomeKind.OK:
-                self.admission.answered(ticket, end.events)
-            self.metrics.of(self.metrics.tokens, pool).inc(end.events)
+            self.metrics.tokens.of((pool,)).inc(end.events)
         if end.first_byte_at is not None and end.events and end.response_started and not end.resumed:
-            ttft_s = max(0.0, end.first_byte_at - ticket.arrived_at)
-            demand.first_token(ttft_s)
-            self.metrics.of(self.metrics.ttft, pool).observe(ttft_s)
+            self._first_token(ticket, end.first_byte_at)
         if ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE):
             self.metrics.retries.labels(pool, end.refusal or end.kind.value).inc()
         elif ruling.verdict is not Verdict.CONTINUE:
@@ -183,11 +191,31 @@ class Dispatcher:
             self._pump(pool)
         return ruling
 
+    def served(self, ticket: Ticket, events: int, first_byte_at: float | None, front: str) -> Ruling:
+        """`ended` for an attempt that gave the client its whole answer; what nearly all do. `first_byte_at` None: not
+        to be counted."""
+        pool = ticket.pool
+        self.admission.settle(ticket, SERVED, "", self._loop.time())
+        if events:
+            self.admission.answered(ticket, events)
+            self.metrics.tokens.of((pool,)).inc(events)
+            if first_byte_at is not None:
+                self._first_token(ticket, first_byte_at)
+        self.closed(ticket, front, OutcomeKind.OK)
+        if self.admission.waiting(pool):
+            self._pump(pool)
+        return SERVED
+
+    def _first_token(self, ticket: Ticket, at: float) -> None:
+        ttft_s = max(0.0, at - ticket.arrived_at)
+        self.admission.demand(ticket.pool).first_token(ttft_s)
+        self.metrics.ttft.observe(ticket.pool, ttft_s)
+
     def closed(self, ticket: Ticket, front: str, kind: OutcomeKind) -> None:
         """The request is over: one count, whatever its attempts."""
-        if kind not in (OutcomeKind.OK, OutcomeKind.CLIENT_GONE):
+        if kind is not OutcomeKind.OK and kind is not OutcomeKind.CLIENT_GONE:
             self.admission.demand(ticket.pool).failed_total += 1
-        self.metrics.of(self.metrics.requests, ticket.pool, front, kind.value).inc()
+        self.metrics.requests.of((ticket.pool, front, kind._value_)).inc()
         if ticket.waited_s > 0:
             self.metrics.waited.labels(ticket.pool).observe(ticket.waited_s)
 
@@ -195,22 +223,21 @@ class Dispatcher:
         """The way to the ticket's worker."""
         seat = ticket.seat
         assert seat is not None
-        timeouts = self._timeouts
+        worker = seat.worker
+        named = REQUEST_ID_HEADER, request_id
+        plain = seat.spanned and not ticket.probe and not ticket.prefill
         return Route(
-            _address(seat.worker.endpoint),
-            headers=(
-                (INCARNATION_HEADER, str(seat.worker.incarnation).encode()),
-                (REQUEST_ID_HEADER, request_id),
-            ),
-            reply_headers=((REQUEST_ID_HEADER, request_id),),
-            # A worker that broke and still hangs must not cost the request that probes it the whole time.
-            connect_timeout_s=min(timeouts.connect_timeout_s, _PROBE_CONNECT_S if ticket.probe else INFINITE),
-            first_byte_timeout_s=timeouts.first_byte_timeout_s or timeouts.total_timeout_s,
-            idle_timeout_s=timeouts.idle_timeout_s if stream else None,
-            total_timeout_s=None if stream else timeouts.total_timeout_s,
-            key=seat,
-            body=body,
-            on_first_byte=self._first_byte(ticket, seat),
+            _address(worker.endpoint),
+            (_incarnation(worker.incarnation), named),
+            (named,),
+            self._probe_connect_s if ticket.probe else self._connect_s,
+            self._first_byte_s,
+            self._idle_s if stream else None,
+            None if stream else self._total_s,
+            seat,
+            None,
+            body,
+            None if plain else self._first_byte(ticket, seat),
         )
 
     def _first_byte(self, ticket: Ticket, seat: Seat) -> Callable[[float], None] | None:

@@ -1,11 +1,51 @@
-"""Waiting for a worker, for those who wait in a coroutine."""
+"""Waiting for a worker: for the fronts, whose answer comes later, and for those who wait in a coroutine."""
 
 import asyncio
+from collections.abc import Callable
 
 from router.core.admission import Ticket
 from router.upstream import AttemptEnd, Dispatcher
-from springtide.dataplane import OutcomeKind
+from springtide.dataplane import Answer, OutcomeKind
 from springtide.errors import SpringtideError, Unavailable
+
+
+def place(
+    dispatcher: Dispatcher,
+    ticket: Ticket,
+    front: str,
+    seated: Callable[[], Answer],
+    denied: Callable[[SpringtideError | None], Answer],
+    left: Callable[[], None],
+) -> Answer | asyncio.Future[Answer]:
+    """The answer of `seated` at once where a worker takes the ticket now, else later: that of `seated` or `denied`.
+
+    The future is cancelled when the client leaves; `left` is told then.
+    """
+    try:
+        if dispatcher.place(ticket):
+            return seated()
+    except SpringtideError as error:
+        return denied(error)
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def grant() -> None:
+        if answer.done():  # the client left in this very instant
+            dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, False), front)
+        else:
+            answer.set_result(seated())
+
+    def deny(error: SpringtideError | None) -> None:
+        if not answer.done():
+            answer.set_result(denied(error))
+
+    def over(future: "asyncio.Future[Answer]") -> None:
+        if future.cancelled():
+            dispatcher.cancel(ticket, front)
+            left()
+
+    answer.add_done_callback(over)
+    dispatcher.hold(ticket, grant, deny)
+    return answer
 
 
 async def seated(dispatcher: Dispatcher, ticket: Ticket, front: str, fault: SpringtideError | None = None) -> None:
@@ -27,8 +67,9 @@ async def seated(dispatcher: Dispatcher, ticket: Ticket, front: str, fault: Spri
             granted.set_exception(error or fault or Unavailable("The router is stopping.", reason="STOPPING"))
 
     try:
-        if dispatcher.place(ticket, grant, deny):
+        if dispatcher.place(ticket):
             return
+        dispatcher.hold(ticket, grant, deny)
         await granted
     except asyncio.CancelledError:
         if granted.done() and not granted.cancelled() and granted.exception() is None:

@@ -34,6 +34,9 @@ class Ruling:
     doubtful: bool = False
 
 
+SERVED = Ruling(Verdict.PASS, Blame.SUCCESS)
+"""Of every attempt that gave the client its whole answer."""
+
 _MAY_BE_THE_REQUESTS = {
     OutcomeKind.CONNECT_FAILED: False,
     OutcomeKind.UPSTREAM_EOF: False,
@@ -63,7 +66,7 @@ def rule(
     the client gets an explicit error.
     """
     if kind is OutcomeKind.OK:
-        return Ruling(Verdict.PASS, Blame.SUCCESS)
+        return SERVED
     if kind in (OutcomeKind.CLIENT_GONE, OutcomeKind.ABORTED):
         return Ruling(Verdict.PASS if response_started else Verdict.ERROR, Blame.NOTHING)
     if kind is OutcomeKind.REFUSED:

@@ -7,7 +7,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from router.continuation import Continuation, fault_of
 from router.core.retry import Verdict
@@ -15,6 +14,7 @@ from router.h2 import wire
 from router.h2.call import FRONT, Call, message_of
 from router.resumed import go_on
 from router.upstream import AttemptEnd, Dispatcher
+from router.waiting import place
 from springtide.dataplane import FAULT_HEADER, Answer, Limits, Outcome, OutcomeKind, Reply, Request, Retry, Route
 from springtide.dataplane.server import RelayServer
 from springtide.errors import Conflict, Exhausted, InvalidArgument, SpringtideError, Unavailable
@@ -126,6 +126,9 @@ class GenerateFront:
         call: Call = request.state
         ticket = call.ticket
         assert ticket is not None
+        if outcome.kind is OutcomeKind.OK:
+            self.dispatcher.served(ticket, outcome.events, None if call.resumed else outcome.first_byte_at, FRONT)
+            return None
         end = AttemptEnd(
             outcome.kind,
             outcome.response_started,
@@ -138,7 +141,7 @@ class GenerateFront:
         )
         way, seat = call.continuation, ticket.seat
         if outcome.response_started and way is not None and seat is not None:
-            end = replace(end, continuable=way.lost(end, seat, outcome.error_code))
+            end.continuable = way.lost(end, seat, outcome.error_code)
         ruling = self.dispatcher.ended(ticket, end, FRONT)
         error = _error(outcome, way.bar if way is not None else "")
         if outcome.response_started and way is not None and ruling.verdict in (Verdict.CONTINUE, Verdict.REQUEUE):
@@ -158,38 +161,23 @@ class GenerateFront:
         try:
             found = await go_on(way, call.request_id.encode("ascii", "replace"))
             if isinstance(found, Route):
-                return replace(found, shaper=messages.resume(found.shaper))
+                found.shaper = messages.resume(found.shaper)
+                return found
             return Reply(200, (), messages.read(found))
         except SpringtideError as error:
             call.error = error
             return _ENDED
 
     def _place(self, call: Call) -> Answer | Awaitable[Answer]:
-        dispatcher, ticket = self.dispatcher, call.ticket
-        assert ticket is not None
-        answer: asyncio.Future[Answer] = self.loop.create_future()
-
-        def grant() -> None:
-            if answer.done():  # the client left in this very instant
-                dispatcher.ended(ticket, AttemptEnd(OutcomeKind.CLIENT_GONE, False), FRONT)
-            else:
-                answer.set_result(self._route(call))
-
-        def deny(error: SpringtideError | None) -> None:
-            if not answer.done():
-                answer.set_result(self._denied(call, error))
-
-        def left(future: "asyncio.Future[Answer]") -> None:
-            if future.cancelled():
-                dispatcher.cancel(ticket, FRONT)
-
-        try:
-            if dispatcher.place(ticket, grant, deny):
-                return self._route(call)
-        except SpringtideError as error:
-            return self._denied(call, error)
-        answer.add_done_callback(left)
-        return answer
+        assert call.ticket is not None
+        return place(
+            self.dispatcher,
+            call.ticket,
+            FRONT,
+            lambda: self._route(call),
+            lambda error: self._denied(call, error),
+            lambda: None,  # the call lets go of what it holds itself
+        )
 
     def _route(self, call: Call) -> Route:
         ticket, messages = call.ticket, call.messages
@@ -214,8 +202,9 @@ class GenerateFront:
         way = call.continuation
         if way is not None and way.kept is not None:
             way.kept.restart()
-            route = replace(route, shaper=way.kept)
-        return replace(route, shaper=messages.attempt(started, route.shaper))
+            route.shaper = way.kept
+        route.shaper = messages.attempt(started, route.shaper)
+        return route
 
     def _denied(self, call: Call, error: SpringtideError | None) -> Reply:
         assert call.ticket is not None
