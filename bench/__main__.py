@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.engine import run_load, running_engine
 from bench.figures import FIGURES, Figure
+from bench.interpreter import told
 from bench.machine import ROOT, choose_cores, describe, native, raise_limits
 from bench.report import write
 from bench.results import Row, add_ttft, row, spread, values
@@ -104,7 +105,7 @@ class Run:
         self._missing: dict[str, str] = {}
         self._running: dict[str, Target] = {}
         self.about: dict[str, Any] = {
-            "machine": describe(self._cores, open_files),
+            "machine": describe(self._cores, open_files) | {"python": told()},
             "versions": versions(),
             "missing": self._missing,
         }

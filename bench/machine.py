@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -195,9 +194,6 @@ def describe(cores: Cores, open_files: int) -> dict[str, object]:
         "router_core": cores.router,
         "load_core": cores.load,
         "kernel": platform.release(),
-        "python": platform.python_version(),
-        # Debian's and most distributions' interpreters are; one built by hand with the defaults is a fifth slower.
-        "python_optimised": "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS")),
         "open_files": open_files,
         "realtime": cores.realtime,
         "load_and_engine": "C" if native() else "Python on uvloop",

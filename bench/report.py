@@ -79,9 +79,8 @@ def markdown(about: dict[str, Any], figures: list[Figure], rows: dict[str, list[
         f"router on core {machine['router_core']}, load client and mock engine ({machine['load_and_engine']}) "
         f"on core {machine['load_core']}{', before all else (SCHED_FIFO)' if machine['realtime'] else ''}"
     )
-    python = machine["python"] + ("" if machine["python_optimised"] else " (built without --enable-optimizations)")
     here = (
-        f"{machine['cpu']}, {machine['cores']} cores, kernel {machine['kernel']}, Python {python}; {cores}; "
+        f"{machine['cpu']}, {machine['cores']} cores, kernel {machine['kernel']}, Python {machine['python']}; {cores}; "
         f"{about['rounds']} rounds of {about['seconds']:g} s; {peers}."
     )
     lines = [

@@ -12,6 +12,7 @@ from types import TracebackType
 from google.protobuf import json_format
 
 from bench.engine import INCARNATION, MANY, Engine, engine_argv, wait_for_ports
+from bench.interpreter import python
 from bench.machine import ROOT, Cores, Process, wait_for
 from springtide.v1 import shim_pb2
 
@@ -32,7 +33,7 @@ class RunningRouter:
         self._control_plane = Process(argv, folder / f"{name}-controlplane.log")
         try:
             argv = [
-                *cores.before(cores.router), sys.executable, "-m", "router",
+                *cores.before(cores.router), python(), "-m", "router",
                 "--controlplane", f"127.0.0.1:{self._control_plane_port()}",
                 "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--metrics-port", "0",
                 "--data-dir", str(self._data_dir), "--log-level", "warning",
@@ -99,7 +100,7 @@ class RunningShim:
             marker="bench",
         )
         (self._dir / "launch.json").write_text(json_format.MessageToJson(launch))
-        argv = [*cores.before(cores.router), sys.executable, "-m", "nodeagent.shim", "--dir", str(self._dir)]
+        argv = [*cores.before(cores.router), python(), "-m", "nodeagent.shim", "--dir", str(self._dir)]
         self.process = Process(argv, self._dir / "shim.log")
         self.port = self.pid = 0
         self.engine = Engine(None, 0, 0)

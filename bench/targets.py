@@ -4,7 +4,6 @@ import contextlib
 import resource
 import shutil
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bench.engine import Engine, Shape, run_load
+from bench.interpreter import python
 from bench.machine import ROOT, Cores, Process, free_port, native, wait_for
 from bench.springtide_targets import RunningRouter, RunningShim
 
@@ -278,7 +278,7 @@ def grpc_aio_plain(bench: Bench) -> contextlib.AbstractContextManager[Target]:
 
 def _grpc_aio(bench: Bench, name: str, loop: str) -> contextlib.AbstractContextManager[Target]:
     port = free_port()
-    argv = [sys.executable, "-m", "bench.grpc_aio_relay", str(port), str(bench.engine.http_port), loop]
+    argv = [python(), "-m", "bench.grpc_aio_relay", str(port), str(bench.engine.http_port), loop]
     return _peer(bench, name, argv, 0, port)
 
 

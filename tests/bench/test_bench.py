@@ -21,7 +21,7 @@ BY_KEY = {figure.key: figure for figure in FIGURES}
 ABOUT: dict[str, Any] = {
     "machine": {
         "cpu": "c", "cores": 2, "router_core": 1, "load_core": 0, "kernel": "k", "python": "3",
-        "python_optimised": False, "load_and_engine": "C", "realtime": False,
+        "load_and_engine": "C", "realtime": False,
     },
     "versions": {"nginx": "1"}, "missing": {"haproxy": "not here"}, "command": "make bench", "date": "d",
     "revision": "r", "rounds": 2, "seconds": 1.0, "took_s": 1, "others": "nothing",
