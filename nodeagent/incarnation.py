@@ -62,7 +62,8 @@ class Incarnation:
         self._wake = wake
         self.entry = entry
         self.phase = ReportedPhase.BOOTING
-        self.waits_for_slot = False
+        self._slot_asked_at: float | None = None
+        self._slot_given_at: float | None = None
         self.status: shim_pb2.ShimStatus | None = None
         self._noted_at = 0.0
         self._probe_soon = asyncio.Event()
@@ -113,11 +114,9 @@ class Incarnation:
         self._wake()
 
     async def _start(self) -> None:
-        asked_at = self._setup.clock.now()
-        self.waits_for_slot = True
+        asked_at = self._slot_asked_at = self._setup.clock.now()
         async with self._setup.start_slots.one():  # waiting for it is no failure here: the timeout begins after it
-            self.waits_for_slot = False
-            started_at = self._setup.clock.now()
+            started_at = self._slot_given_at = self._setup.clock.now()
             log_begins = log_size(self.log_path)
             try:
                 self.entry = spawn(self._setup, self.entry)
@@ -294,6 +293,13 @@ class Incarnation:
         except SpringtideError as error:
             return f"its shim does not answer: {error}"
         return ""
+
+    @property
+    def slot_wait_s(self) -> float:
+        """How long this start has waited, or still waits, for other starts of the node."""
+        if self._slot_asked_at is None:
+            return 0.0
+        return (self._slot_given_at or self._setup.clock.now()) - self._slot_asked_at
 
     @property
     def counts(self) -> shim_pb2.ShimStatus | None:

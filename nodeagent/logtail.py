@@ -31,7 +31,7 @@ def log_size(path: Path) -> int:
 
 
 def log_from(path: Path, start: int) -> str:
-    """What was written from byte `start` on, at most 1 MiB of it; all of it if the file has become shorter meanwhile."""
+    """What was written from byte `start` on, at most 1 MiB; everything if the file has become shorter meanwhile."""
     try:
         with path.open("rb") as file:
             if file.seek(0, os.SEEK_END) < start:

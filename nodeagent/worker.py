@@ -199,6 +199,8 @@ class Worker:
             probe_failures=life.probe_failures if life is not None and life.warm else None,
             traceparent=entry.traceparent,
             engine_idle=life.engine_idle if life is not None else False,
+            start_phases_s=entry.start_phases,
+            slot_wait_s=life.slot_wait_s if life is not None else 0.0,
         )
 
     async def refresh(self) -> None:

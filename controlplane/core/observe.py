@@ -92,6 +92,8 @@ def fold(worker: Worker, report: WorkerReport) -> Worker:
         else report.reoccupied_bytes,
         missing_verbs=report.missing_verbs if report.verbs_known else worker.observed.missing_verbs,
         verbs_known=report.verbs_known or worker.observed.verbs_known,
+        start_phases_s=report.start_phases_s or worker.observed.start_phases_s,
+        confinement=report.confinement or worker.observed.confinement,
     )
     return worker if seen == worker.observed else dataclasses.replace(worker, observed=seen)
 

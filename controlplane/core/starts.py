@@ -20,11 +20,19 @@ def check_deadlines(draft: Draft) -> None:
         deadline = worker.intent.deadline
         if worker.state is not State.STARTING or deadline is None:
             continue
+        deadline += _slot_wait_s(draft, worker)
         if draft.now < deadline:
             draft.wake(deadline)
             continue
-        asked = deadline - worker.intent.state_since
+        asked = (worker.intent.deadline or deadline) - worker.intent.state_since
         start_failed(draft, worker, "START_TIMEOUT", f"not ready within {asked:g} s; it was {worker.intent.phase}")
+
+
+def _slot_wait_s(draft: Draft, worker: Worker) -> float:
+    """Its node starts others first: this wait is no part of the start that the deadline bounds."""
+    live = draft.live(worker.intent.node_id)
+    report = live.reports.get(worker.worker_id) if live is not None else None
+    return report.slot_wait_s if report is not None and report.generation == worker.intent.generation else 0.0
 
 
 def start_failed(draft: Draft, worker: Worker, reason: str, message: str) -> Worker:

@@ -69,16 +69,19 @@ async def pools(invocation: Invocation, name: str) -> None:
 @click.option("--pool", default="", help="Only workers of this pool.")
 @click.option("--node", default="", help="Only workers on this node.")
 @click.option("--sort", type=click.Choice(list(views.SORTS)), default="id", show_default=True)
+@click.option(
+    "--output", "-o", type=click.Choice(["table", "wide"]), default="table", help="wide: with the phases of its start."
+)
 @watch_option
 @interval_option
 @command
 async def workers(
-    invocation: Invocation, worker_id: str, pool: str, node: str, sort: str, watch: bool, interval_s: float
+    invocation: Invocation, worker_id: str, pool: str, node: str, sort: str, output: str, watch: bool, interval_s: float
 ) -> None:
     """List workers, or show the worker WORKER_ID with the end of its log."""
 
     async def render() -> str:
-        return views.workers(await invocation.client.workers(pool=pool, node=node), sort=sort)
+        return views.workers(await invocation.client.workers(pool=pool, node=node), sort=sort, wide=output == "wide")
 
     if worker_id:
         worker = await invocation.client.worker(worker_id)
@@ -87,7 +90,8 @@ async def workers(
         await repeat(interval_s, render)
     else:
         found = sorted(await invocation.client.workers(pool=pool, node=node), key=views.SORTS[sort])
-        invocation.show([plain(worker) for worker in found], views.workers(found, sort=sort))
+        shown = views.workers(found, sort=sort, wide=output == "wide")
+        invocation.show([plain(worker) for worker in found], shown)
 
 
 @click.command()

@@ -103,8 +103,8 @@ def state_of(worker: Worker) -> str:
     return " ".join(["ACTIVE", *extra])
 
 
-def workers(items: Iterable[Worker], *, sort: str = "id") -> str:
-    header = (
+def workers(items: Iterable[Worker], *, sort: str = "id", wide: bool = False) -> str:
+    header: tuple[str, ...] = (
         "WORKER",
         "POOL",
         "NODE",
@@ -118,6 +118,8 @@ def workers(items: Iterable[Worker], *, sort: str = "id") -> str:
         "SERVED",
         "ENDPOINT",
     )
+    if wide:
+        header += ("ATTEMPTS", "WEIGHTS", "CONFINED", "LAST START")
     rows = [
         (
             w.worker_id,
@@ -132,10 +134,26 @@ def workers(items: Iterable[Worker], *, sort: str = "id") -> str:
             text.share(optional(w, "kv_use")),
             text.number(optional(w, "total_served")),
             w.endpoint or text.UNKNOWN,
+            *(_wide(w) if wide else ()),
         )
         for w in sorted(items, key=SORTS[sort])
     ]
     return text.table(header, rows, empty="No workers.")
+
+
+def _wide(w: Worker) -> Sequence[str]:
+    unknown = text.UNKNOWN
+    return (str(w.attempts), w.weight_version or unknown, w.confinement or unknown, phases(w) or unknown)
+
+
+PHASES = ("slot", "process", "import", "load", "compile", "warm_up")
+
+
+def phases(worker: Worker) -> str:
+    """Seconds of its last start, phase by phase; what nobody told is left out."""
+    found = worker.start_phases_s
+    parts = [f"{name} {found[name]:.1f}s" for name in PHASES if found.get(name, 0.0) >= 0.05]
+    return " ".join(parts)
 
 
 def _of(shown: str, limit: int) -> str:
@@ -160,6 +178,8 @@ def worker_page(worker: Worker) -> str:
         ("generation", f"{worker.generation}, observed {worker.observed_generation}"),
         ("incarnation", worker.incarnation or ""),
         ("failed starts", worker.attempts or ""),
+        ("last start", phases(worker)),
+        ("confined by", worker.confinement),
         ("log", worker.log_path),
         ("traceparent", worker.traceparent),
     ]

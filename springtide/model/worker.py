@@ -68,6 +68,8 @@ class WorkerObserved:
     reoccupied_bytes: int | None = None
     missing_verbs: Mapping[str, str] = field(default_factory=dict)
     verbs_known: bool = False
+    start_phases_s: Mapping[str, float] = field(default_factory=dict)  # of the last start; what nobody tells is absent
+    confinement: str = ""  # what ends all of its engine's processes: cgroup or guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +125,6 @@ class WorkerReport:
     reoccupied_bytes: int | None = None
     missing_verbs: Mapping[str, str] = field(default_factory=dict)
     verbs_known: bool = False
+    start_phases_s: Mapping[str, float] = field(default_factory=dict)  # of the last start; what nobody tells is absent
+    confinement: str = ""  # what ends all of its engine's processes: cgroup or guard
+    slot_wait_s: float = 0.0  # this start has waited, or still waits, for others of its node

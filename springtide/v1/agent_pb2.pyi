@@ -381,7 +381,7 @@ class WorkerReport(_message.Message):
     MISSING_VERBS_FIELD_NUMBER: _builtins.int
     VERBS_KNOWN_FIELD_NUMBER: _builtins.int
     START_PHASES_S_FIELD_NUMBER: _builtins.int
-    WAITS_FOR_SLOT_FIELD_NUMBER: _builtins.int
+    SLOT_WAIT_S_FIELD_NUMBER: _builtins.int
     CONFINEMENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     pool: _builtins.str
@@ -426,8 +426,8 @@ class WorkerReport(_message.Message):
     """By the last wake, the same."""
     verbs_known: _builtins.bool
     """The engine was asked for its verbs; else missing_verbs says nothing."""
-    waits_for_slot: _builtins.bool
-    """BOOTING, and other starts of its node come first: its start deadline does not run yet."""
+    slot_wait_s: _builtins.float
+    """That this start has waited, or still waits, for other starts of its node: not part of its deadline."""
     confinement: _builtins.str
     """What ends all of its engine's processes: "cgroup" or "guard". Empty: not started."""
     @_builtins.property
@@ -478,12 +478,12 @@ class WorkerReport(_message.Message):
         missing_verbs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         verbs_known: _builtins.bool = ...,
         start_phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        waits_for_slot: _builtins.bool = ...,
+        slot_wait_s: _builtins.float = ...,
         confinement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation_tokens_total", b"generation_tokens_total", "in_flight", b"in_flight", "kv_use", b"kv_use", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "total_served", b"total_served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "confinement", b"confinement", "endpoint", b"endpoint", "engine_idle", b"engine_idle", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "generation_tokens_total", b"generation_tokens_total", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "launch_fingerprint", b"launch_fingerprint", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "missing_verbs", b"missing_verbs", "phase", b"phase", "pool", b"pool", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "start_phases_s", b"start_phases_s", "store_id", b"store_id", "total_served", b"total_served", "traceparent", b"traceparent", "verbs_known", b"verbs_known", "waits_for_slot", b"waits_for_slot", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running", "_engine_waiting", b"_engine_waiting", "_freed_bytes", b"_freed_bytes", "_generation_tokens_total", b"_generation_tokens_total", "_in_flight", b"_in_flight", "_kv_use", b"_kv_use", "_probe_failures", b"_probe_failures", "_reoccupied_bytes", b"_reoccupied_bytes", "_total_served", b"_total_served", "confinement", b"confinement", "endpoint", b"endpoint", "engine_idle", b"engine_idle", "engine_running", b"engine_running", "engine_waiting", b"engine_waiting", "exit", b"exit", "freed_bytes", b"freed_bytes", "generation", b"generation", "generation_tokens_total", b"generation_tokens_total", "gpu_ids", b"gpu_ids", "in_flight", b"in_flight", "incarnation", b"incarnation", "kv_use", b"kv_use", "launch_fingerprint", b"launch_fingerprint", "log_path", b"log_path", "max_in_flight", b"max_in_flight", "missing_verbs", b"missing_verbs", "phase", b"phase", "pool", b"pool", "probe_failures", b"probe_failures", "reoccupied_bytes", b"reoccupied_bytes", "slot_wait_s", b"slot_wait_s", "start_phases_s", b"start_phases_s", "store_id", b"store_id", "total_served", b"total_served", "traceparent", b"traceparent", "verbs_known", b"verbs_known", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__engine_running: _TypeAlias = _typing.Literal["engine_running"]  # noqa: Y015
     _WhichOneofArgType__engine_running: _TypeAlias = _typing.Literal["_engine_running", b"_engine_running"]  # noqa: Y015

@@ -126,6 +126,9 @@ def report_to_proto(report: WorkerReport) -> pb.WorkerReport:
         reoccupied_bytes=report.reoccupied_bytes,
         missing_verbs=dict(report.missing_verbs),
         verbs_known=report.verbs_known,
+        start_phases_s=dict(report.start_phases_s),
+        slot_wait_s=report.slot_wait_s,
+        confinement=report.confinement,
     )
 
 
@@ -161,6 +164,9 @@ def report_from_proto(message: pb.WorkerReport) -> WorkerReport:
         reoccupied_bytes=message.reoccupied_bytes if message.HasField("reoccupied_bytes") else None,
         missing_verbs=dict(message.missing_verbs),
         verbs_known=message.verbs_known,
+        start_phases_s=dict(message.start_phases_s),
+        slot_wait_s=message.slot_wait_s,
+        confinement=message.confinement,
     )
 
 

@@ -68,4 +68,6 @@ def worker_to_proto(worker: Worker, report: WorkerReport | None = None, engine: 
         reoccupied_bytes=observed.reoccupied_bytes,
         lent_to=intent.lent_to,
         missing_verbs=dict(observed.missing_verbs),
+        start_phases_s=dict(observed.start_phases_s),
+        confinement=observed.confinement,
     )

@@ -4,8 +4,8 @@ from nodeagent.core.start_phases import start_phases
 
 VLLM = """
 (Worker_TP0 pid=1) INFO 11-28 02:33:19 [default_loader.py:431] Loading weights took 0.33 seconds
-(Worker_TP0 pid=1) INFO 11-28 02:33:20 [gpu_model_runner.py:5307] Model loading took 0.02 GiB memory and 1.250000 seconds
-(Worker_TP1 pid=2) INFO 11-28 02:33:20 [gpu_model_runner.py:5307] Model loading took 0.02 GiB memory and 1.500000 seconds
+(Worker_TP0 pid=1) INFO 11-28 02:33:20 [model_runner.py:53] Model loading took 0.02 GiB memory and 1.250000 seconds
+(Worker_TP1 pid=2) INFO 11-28 02:33:20 [model_runner.py:53] Model loading took 0.02 GiB memory and 1.500000 seconds
 (Worker_TP0 pid=1) INFO 11-28 02:33:26 [monitor.py:20] torch.compile took 4.25 s in total
 (Worker_TP0 pid=1) INFO 11-28 02:33:29 [gpu_model_runner.py:6708] Graph capturing finished in 3 secs, took 0.40 GiB
 """
