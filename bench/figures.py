@@ -40,13 +40,13 @@ FIGURES = (
         "sum-spread",
         "HTTP SSE through router and shim, 200 streams of 50 tokens/s",
         Shape("hold", 200),
-        ("router+shim", "nginx", "vllm-router", "sglang-router"),
+        ("router+shim", "router+shim (no link)", "nginx", "vllm-router", "sglang-router"),
     ),
     Figure(
         "sum-burst",
         "HTTP SSE through router and shim, 200 streams of 50 tokens/s, engine steps",
         Shape("hold", 200, burst=True),
-        ("router+shim", "nginx", "vllm-router", "sglang-router"),
+        ("router+shim", "router+shim (no link)", "nginx", "vllm-router", "sglang-router"),
     ),
     Figure(
         "short",

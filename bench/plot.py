@@ -9,7 +9,7 @@ from bench.figures import Figure
 from bench.results import Row, spread, values
 
 _WIDTH, _LEFT, _BAR, _GAP, _COLUMN = 1180, 130, 18, 26, 590
-_OURS = ("springtide", "springtide+ids", "shim", "router+shim")
+_OURS = ("springtide", "springtide+ids", "shim", "router+shim", "router+shim (no link)")
 
 
 def draw(figures: list[Figure], rows: dict[str, list[Row]]) -> str:

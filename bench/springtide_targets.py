@@ -20,12 +20,16 @@ from springtide.v1 import shim_pb2
 class RunningRouter:
     """`python -m router` with metrics on, fed by a control plane of its own on the load core."""
 
-    def __init__(self, folder: Path, name: str, cores: Cores, endpoint: str, engine: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, cores: Cores, endpoint: str, engine: str = "", *, link: bool = True
+    ) -> None:
         self._data_dir = folder / f"{name}-data"
         self._data_dir.mkdir(exist_ok=True)
         self._discovery = self._data_dir / "router.json"
         self._discovery.unlink(missing_ok=True)
         self.http_port = self.grpc_port = 0
+        config = folder / f"{name}.toml"
+        config.write_text(f"link = {str(link).lower()}\n")
         argv = [
             "setpriv", "--pdeathsig", "KILL", "taskset", "-c", str(cores.load),
             sys.executable, "-m", "bench.controlplane", endpoint, *([engine] if engine else []),
@@ -33,7 +37,7 @@ class RunningRouter:
         self._control_plane = Process(argv, folder / f"{name}-controlplane.log")
         try:
             argv = [
-                *cores.before(cores.router), python(), "-m", "router",
+                *cores.before(cores.router), python(), "-m", "router", "--config", str(config),
                 "--controlplane", f"127.0.0.1:{self._control_plane_port()}",
                 "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--metrics-port", "0",
                 "--data-dir", str(self._data_dir), "--log-level", "warning",

@@ -85,15 +85,25 @@ def springtide_shim(bench: Bench) -> Opened:
         yield Target("shim", shim.engine, shim.port, 0, more=lambda: {"shim": [shim.pid]})
 
 
+def springtide_chain(bench: Bench) -> contextlib.AbstractContextManager[Target]:
+    """Router, shim, engine: what a deployment runs. Between router and shim a link."""
+    return _chain(bench, "router+shim", link=True)
+
+
+def springtide_chain_without_link(bench: Bench) -> contextlib.AbstractContextManager[Target]:
+    """The same with a connection for each stream."""
+    return _chain(bench, "router+shim (no link)", link=False)
+
+
 @contextlib.contextmanager
-def springtide_chain(bench: Bench) -> Opened:
-    """Router, shim, engine: what a deployment runs."""
+def _chain(bench: Bench, name: str, *, link: bool) -> Opened:
+    folder = "chain" if link else "chain-no-link"
     with (
-        RunningShim(bench.folder, "chain-shim", bench.cores) as shim,
-        RunningRouter(bench.folder, "chain", bench.cores, f"127.0.0.1:{shim.port}") as router,
+        RunningShim(bench.folder, f"{folder}-shim", bench.cores) as shim,
+        RunningRouter(bench.folder, folder, bench.cores, f"127.0.0.1:{shim.port}", link=link) as router,
     ):
         yield Target(
-            "router+shim",
+            name,
             shim.engine,
             router.http_port,
             router.grpc_port,
@@ -288,6 +298,7 @@ FACTORIES: dict[str, Callable[[Bench], contextlib.AbstractContextManager[Target]
     "springtide+ids": springtide_vllm,
     "shim": springtide_shim,
     "router+shim": springtide_chain,
+    "router+shim (no link)": springtide_chain_without_link,
     "nginx": nginx,
     "haproxy": haproxy,
     "envoy": envoy,
