@@ -12,6 +12,7 @@ from springtide.dataplane.messages import Address, TcpAddress
 from springtide.dataplane.upstream import Upstream, UpstreamPool
 from springtide.link.connection import Link
 from springtide.link.frames import LINK_PATH, LINK_PROTOCOL, MAX_STREAM_ID, MAX_STREAMS
+from springtide.link.pace import Pace
 from springtide.link.stream import Stream
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ _REFUSED_FOR_S = 30.0
 _MAX_ANSWER_BYTES = 16 * 1024
 _PING_S = 2.0
 _PING_IDLE_S = 10.0
-_DOUBT_S = 3.5
+_DOUBT_S = 1.5
 _IDLE_S = 60.0
 DEAD_S = 20.0
 
@@ -29,17 +30,18 @@ DEAD_S = 20.0
 class ClientLink(Link):
     """A link that opens streams."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, links: "Links", address: Address) -> None:
-        super().__init__(loop, join_s=0.0)
+    def __init__(self, links: "Links", address: Address) -> None:
+        super().__init__(links.pace)
         self.address = address
         self._links = links
-        self._pinged_s = 0.0
-        self.used_at = loop.time()
+        self._asked_s = 0.0  # how long it had been silent when it was asked whether it lives
+        self.used_at = self.loop.time()
 
     @property
     def usable(self) -> bool:
         """False while new requests had better go another way."""
-        return not self.going and self.silent_s < _DOUBT_S and len(self.streams) < MAX_STREAMS
+        in_doubt = self._asked_s > 0 and self.silent_s - self._asked_s >= _DOUBT_S
+        return not self.going and not in_doubt and len(self.streams) < MAX_STREAMS
 
     def open(self, pool: UpstreamPool) -> Upstream:
         """A new stream as a connection of the pool."""
@@ -65,13 +67,13 @@ class ClientLink(Link):
     def check(self, now: float) -> None:
         """Pings what is silent, ends what is dead, leaves what is idle."""
         if self.heard(now):
-            self._pinged_s = 0.0
+            self._asked_s = 0.0
         elif self.silent_s >= self._links.dead_s:
             log.warning("the link to %s has been silent for %.0f s", self.address, self.silent_s)
             self.abort()
             return
-        elif self.silent_s - self._pinged_s >= (_PING_S if self.streams else _PING_IDLE_S):
-            self._pinged_s = self.silent_s
+        elif not self._asked_s and self.silent_s >= (_PING_S if self.streams else _PING_IDLE_S):
+            self._asked_s = self.silent_s
             self.ping()
         if self.streams:
             self.used_at = now
@@ -123,6 +125,7 @@ class Links:
 
     def __init__(self, dead_s: float = DEAD_S) -> None:
         self.dead_s = dead_s
+        self.pace = Pace(asyncio.get_running_loop(), 0.0)
         self._up: dict[Address, ClientLink] = {}
         self._leaving: set[ClientLink] = set()
         self._asking: dict[Address, asyncio.Task[None]] = {}
@@ -141,7 +144,7 @@ class Links:
 
     def offered(self, address: Address) -> None:
         """An answer from this address offers a link."""
-        loop = asyncio.get_running_loop()
+        loop = self.pace.loop
         if address in self._up or address in self._asking or self._refused.get(address, 0.0) > loop.time():
             return
         self._asking[address] = loop.create_task(self._ask(loop, address))
@@ -188,7 +191,7 @@ class Links:
             head, rest = asking.data[:end], asking.data[end:]
             if not _accepts(head):
                 raise ConnectionError(f"the answer was {head.splitlines()[0]!r}")
-            link = ClientLink(loop, self, address)
+            link = ClientLink(self, address)
             asking.transport.set_protocol(link)
             link.connection_made(asking.transport)
             self._up[address] = link

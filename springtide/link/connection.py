@@ -1,13 +1,11 @@
 """A link: many streams on one connection. Both sides run this; `client` and `server` add how it begins and who opens.
 
-All frames of one pass of the loop leave in one write. A link that is busy (its last write was less than JOIN_S ago)
-collects for one tick of the loop's clock (1 ms), but for what answers a request: heads, first tokens, short answers.
 One read is parsed to its end; each frame's bytes go straight to its stream. Nothing is made per token but its bytes.
+What is to be written is collected in `out`, and leaves when the `Pace` says so.
 """
 
 import asyncio
 import logging
-import time
 from typing import cast
 
 from springtide.dataplane.upstream import set_nodelay
@@ -30,11 +28,11 @@ from springtide.link.frames import (
     LinkError,
     frame,
 )
+from springtide.link.pace import Pace
 from springtide.link.stream import Stream
 
 log = logging.getLogger(__name__)
 
-JOIN_S = 0.001
 WRITE_HIGH_WATER_BYTES = 1024 * 1024
 _LINGER_S = 2.0
 _unpack = HEAD.unpack_from
@@ -46,24 +44,21 @@ class Link(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, join_s: float = JOIN_S) -> None:
-        self.loop = loop
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.loop = pace.loop
         self.streams: dict[int, Stream] = {}
         self.last_id = 0
         self.out: list[bytes] = []
         self.blocked = False  # the connection takes nothing now
         self.closed = False
         self.going = False  # no new streams
-        self.waking = False  # a write is under way
+        self.waking = False  # the pace knows that there is something to write
         self.silent_s = 0.0
         self.peer: object = None
         self._rest = b""
         self._heard = True
         self._checked_at = 0.0
-        self._hurried = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._join_s = join_s
-        self._written_at = 0.0
         self._pong = b""
 
     # ------------------------------------------------------------ transport callbacks
@@ -180,31 +175,16 @@ class Link(asyncio.Protocol):
             self.wake(True)
 
     def wake(self, hurried: bool) -> None:
-        """Something is to be written: after this pass of the loop, or with the next tick."""
+        """Something is to be written."""
         if not self.waking:
             self.waking = True
-            self._hurried = hurried
-            self.loop.call_soon(self._soon)
-        elif hurried and not self._hurried:
-            self._hurried = True
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-                self.loop.call_soon(self._soon)
-
-    def _soon(self) -> None:
-        if not self._hurried and self._join_s and time.monotonic() - self._written_at < self._join_s:
-            self._timer = self.loop.call_later(self._join_s, self._ticked)
-        else:
-            self.flush()
-
-    def _ticked(self) -> None:
-        self._timer = None
-        self.flush()
+            self.pace.add(self)
+        if hurried:
+            self.pace.hurried = True
 
     def flush(self) -> None:
         """Writes what has been collected, in one piece."""
-        self.waking = self._hurried = False
+        self.waking = False
         if self.closed:
             return
         if self._pong:
@@ -213,8 +193,6 @@ class Link(asyncio.Protocol):
         if self.out:
             data = b"".join(self.out)
             self.out.clear()
-            if self._join_s:
-                self._written_at = time.monotonic()
             self.transport.write(data)
 
     # ------------------------------------------------------------ life
@@ -264,9 +242,6 @@ class Link(asyncio.Protocol):
         self.closed = self.going = True
         self.out.clear()
         self._rest = b""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self.on_lost()
         streams = list(self.streams.values())
         self.streams.clear()

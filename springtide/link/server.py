@@ -7,8 +7,9 @@ from typing import cast
 
 from springtide.dataplane.messages import Request
 from springtide.dataplane.server import ClientConnection, RelayServer
-from springtide.link.connection import JOIN_S, Link
+from springtide.link.connection import Link
 from springtide.link.frames import LINK_PATH, LINK_PROTOCOL, MAX_STREAMS, RESET, frame
+from springtide.link.pace import JOIN_S, Pace
 from springtide.link.stream import Stream
 
 DEAD_S = 45.0
@@ -25,8 +26,8 @@ def is_linked(request: Request) -> bool:
 class ServerLink(Link):
     """A link whose streams the peer opens."""
 
-    def __init__(self, server: RelayServer, peer: str, join_s: float) -> None:
-        super().__init__(server.loop, join_s=join_s)
+    def __init__(self, server: RelayServer, peer: str, pace: Pace) -> None:
+        super().__init__(pace)
         self._server = server
         self.peer = (f"{_PEER}:{peer}", 0)
 
@@ -61,6 +62,7 @@ class LinkServer:
     def __init__(self, server: RelayServer, join_s: float = JOIN_S) -> None:
         self._server = server
         self._join_s = join_s
+        self._pace: Pace | None = None
 
     def upgrade(self, connection: ClientConnection, request: Request) -> bool:
         """Takes over a connection whose request asks for it. False: it is an ordinary request."""
@@ -68,7 +70,9 @@ class LinkServer:
         if request.path != LINK_PATH or request.header(b"upgrade") != LINK_PROTOCOL or server.closing:
             return False
         transport = connection.transport
-        link = ServerLink(server, connection.peer, self._join_s)
+        if self._pace is None:
+            self._pace = Pace(server.loop, self._join_s)
+        link = ServerLink(server, connection.peer, self._pace)
         rest, connection.buffer = connection.buffer, b""
         server.connections.discard(connection)
         server.connections.add(link)  # type: ignore[arg-type]  # its sweep looks after links, too

@@ -157,7 +157,8 @@ class Stream:
             self.urgent = False
             link.wake(True)
         elif not link.waking:
-            link.wake(False)
+            link.waking = True
+            link.pace.add(link)
 
     def _wait(self, data: bytes) -> None:
         if self._closing or not data:
