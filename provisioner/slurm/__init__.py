@@ -13,4 +13,4 @@ def create(config: Mapping[str, Any], context: ProviderContext) -> Provider:
     from provisioner.slurm.settings import SlurmSettings
     from springtide.config import parse
 
-    return SlurmProvider(parse(SlurmSettings, config, "slurm."), context)
+    return SlurmProvider(parse(SlurmSettings, config, "provider."), context)

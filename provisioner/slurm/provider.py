@@ -59,7 +59,7 @@ class SlurmProvider:
     # ------------------------------------------------------------ the interface
 
     async def capability_sets(self) -> Sequence[CapabilitySet]:
-        """One. `max_nodes` is the target of now while that is lower than the cap."""
+        """One. Greedy, it keeps the target of now; a node more may come while one whose end is near is replaced."""
         s = self._settings
         target = self.target()
         return [
@@ -68,7 +68,7 @@ class SlurmProvider:
                 labels=dict(s.labels),
                 gpus_per_node=s.gpus_per_node,
                 resources=dict(s.resources),
-                max_nodes=target,
+                max_nodes=min(s.max_nodes, target + s.surge_nodes),
                 spot=s.spot,
                 cost_per_hour=s.cost_per_hour,
                 keep_nodes=target if s.greedy else 0,
@@ -132,13 +132,13 @@ class SlurmProvider:
     async def close(self) -> None:
         """Jobs stay."""
 
-    async def cancel_all(self) -> int:
-        """Cancels every live job of this provisioner, also of earlier processes; how many. Raises OutcomeUnknown."""
+    async def cancel_all(self) -> Sequence[str]:
+        """Cancels every live job of this provisioner, also of earlier processes; their ids. Raises OutcomeUnknown."""
         async with self._submitting:
             await self._look()
             live = [job.job_id for job in self._jobs.values() if job.live]
             await self._cancel(live)
-            return len(live)
+            return live
 
     # ------------------------------------------------------------ sbatch
 

@@ -1,4 +1,4 @@
-"""Settings of the provider `slurm`: table [slurm] of the provisioner's file."""
+"""Settings of the provider `slurm`: table [provider] of the provisioner's file."""
 
 import re
 from collections.abc import Mapping
@@ -30,6 +30,12 @@ class SlurmSettings:
     target_file: str = setting(
         "",
         doc="File with one whole number: the target of now. Read again each time; `springtide slurm target` writes it.",
+    )
+    surge_nodes: int = setting(
+        1,
+        doc="Nodes beyond the target, within max_nodes, while one whose end is near is replaced.",
+        minimum=0,
+        maximum=64,
     )
     notice_s: int = setting(
         60,
@@ -72,7 +78,7 @@ class SlurmSettings:
         "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/springtide-$SLURM_JOB_ID",
         doc="Folder of each job's agent, on its node; shell variables count. Removed after a clean end.",
     )
-    poll_interval_s: float = setting(2.0, doc="squeue is asked at most so often.", unit="s", minimum=0.1, maximum=300)
+    poll_interval_s: float = setting(1.0, doc="squeue is asked at most so often.", unit="s", minimum=0.1, maximum=300)
     submit_interval_s: float = setting(0.0, doc="Pause between two sbatch calls.", unit="s", minimum=0, maximum=60)
     sbatch_timeout_s: float = setting(30.0, doc="Longest wait for sbatch.", unit="s", minimum=0.1)
     squeue_timeout_s: float = setting(10.0, doc="Longest wait for squeue.", unit="s", minimum=0.1)
@@ -90,15 +96,15 @@ class SlurmSettings:
         limit_s = time_limit_s(self.time_limit)
         if limit_s is not None and self.notice_s >= limit_s:
             raise InvalidArgument(
-                field="slurm.notice_s",
+                field="provider.notice_s",
                 value=self.notice_s,
-                problem=f"is not less than slurm.time_limit = {self.time_limit}",
-                remedy="Lower slurm.notice_s or raise slurm.time_limit.",
+                problem=f"is not less than provider.time_limit = {self.time_limit}",
+                remedy="Lower provider.notice_s or raise provider.time_limit.",
             )
         for option in self.extra_options():
             if not option.startswith("-"):
                 raise InvalidArgument(
-                    field="slurm.slurm_extra",
+                    field="provider.slurm_extra",
                     value=option,
                     problem="is no option",
                     remedy="Separate options by semicolons, each with its value: --mem=0;--nice=100.",
@@ -115,7 +121,7 @@ def time_limit_s(text: str) -> float | None:
         return None
     if not _TIME.fullmatch(text):
         raise InvalidArgument(
-            field="slurm.time_limit",
+            field="provider.time_limit",
             value=text,
             problem="is no time limit",
             remedy="Write MIN, MIN:SEC, H:MIN:SEC, D-H, D-H:MIN, D-H:MIN:SEC or UNLIMITED.",

@@ -7,6 +7,8 @@ import click
 
 _COMMANDS = {
     "up": ("springtide.cli.up", "up", "Run a whole system on this machine, in the foreground."),
+    "serve-slurm": ("springtide.cli.serve_slurm", "serve_slurm", "Serve a model on SLURM nodes, in the foreground."),
+    "slurm": ("springtide.cli.serve_slurm.commands", "slurm", "Change a running serve-slurm: its number of nodes."),
     "status": ("springtide.cli.inspect", "status", "Pools, workers, nodes and routers at one revision."),
     "pools": ("springtide.cli.inspect", "pools", "List pools, or show one."),
     "workers": ("springtide.cli.inspect", "workers", "List workers, or show one."),

@@ -182,7 +182,7 @@ async def test_a_refusal_is_one(make: Any, slurm: FakeSlurm) -> None:
 
 async def test_the_cap_and_the_target(make: Any, slurm: FakeSlurm, tmp_path: Path) -> None:
     """PV4: never more than max_nodes; the greedy target may be changed while it runs, a bad one is not followed."""
-    provider = make(max_nodes=2)
+    provider = make(max_nodes=2, surge_nodes=0)
     await provider.start(order("g-1", "a", "b"))
     with pytest.raises(Refused, match="2 is the most"):
         await provider.start(order("g-2", "c"))

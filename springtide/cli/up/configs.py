@@ -19,6 +19,7 @@ class Ports:
     router: int
     http: int
     metrics: Mapping[str, str] = field(default_factory=dict)  # process: host:port
+    host: str = HOST  # under which we reach them
 
     @staticmethod
     def asked(options: UpOptions) -> "Ports":
@@ -37,15 +38,15 @@ class Ports:
 
     @property
     def controlplane_address(self) -> str:
-        return f"{HOST}:{self.controlplane}"
+        return f"{self.host}:{self.controlplane}"
 
     @property
     def router_address(self) -> str:
-        return f"{HOST}:{self.router}"
+        return f"{self.host}:{self.router}"
 
     @property
     def http_address(self) -> str:
-        return f"{HOST}:{self.http}"
+        return f"{self.host}:{self.http}"
 
 
 def all_of(plan: UpPlan, ports: Ports) -> dict[str, str]:
@@ -108,6 +109,8 @@ def _key(key: str) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     return json.dumps(value)  # a JSON scalar is a TOML one

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 
 from springtide.cli.exits import Exit
 from springtide.cli.up.options import UpPlan
@@ -15,12 +16,12 @@ ONE_SIGNAL_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(plan: UpPlan) -> Exit:
+def run(plan: UpPlan, make: Callable[[UpPlan, Screen], Stack] = Stack) -> Exit:
     """Until it is told to stop. Raises SpringtideError when the stack could not start (nothing is left then)."""
     screen = Screen()
     try:
         with owned(plan.options.data_dir, screen.live):
-            return asyncio.run(_run(Stack(plan, screen)))
+            return asyncio.run(_run(make(plan, screen)))
     except KeyboardInterrupt:  # while it waited for an earlier run to end
         return Exit.INTERRUPTED
 

@@ -30,7 +30,7 @@ def main() -> None:
 def end(data_dir: Path) -> None:
     """Stops the processes of the stack in `data_dir`; nothing of it is left afterwards."""
     marks = leftovers.markers(data_dir / "nodeagent")
-    _end(data_dir, ("router", "nodeagent"), STOP_TIMEOUT_S)
+    _end(data_dir, ("router", "nodeagent", "provisioner"), STOP_TIMEOUT_S)
     _end(data_dir, ("controlplane",), CONTROLPLANE_TIMEOUT_S)
     leftovers.kill(marks | leftovers.markers(data_dir / "nodeagent"))
 
