@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from controlplane.config import ControlPlaneConfig
 from controlplane.live import Live
@@ -10,17 +11,21 @@ from controlplane.loops.hub import Hub
 from controlplane.loops.leader import Leader, Step
 from controlplane.services.agent import AgentService
 from controlplane.services.controlplane import ControlPlaneService
+from controlplane.services.joining import Door
 from controlplane.services.pools import create_missing
+from controlplane.services.provisioner import ProvisionerService
 from controlplane.services.routing import RoutingService
 from controlplane.store.store import Store
 from controlplane.verbs import Verbs
 from springtide.clock import Clock
 from springtide.rpc import Server
-from springtide.v1 import agent_pb2_grpc, controlplane_pb2_grpc, routing_pb2_grpc
+from springtide.rpc.tokens import JoinTokens, load_secret
+from springtide.v1 import agent_pb2_grpc, controlplane_pb2_grpc, provisioner_pb2_grpc, routing_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 CONTROLPLANE = "springtide.v1.ControlPlaneService"
+PROVISIONERS = "springtide.v1.ProvisionerService"
 _HEALTH_INTERVAL_S = 0.25
 
 
@@ -38,7 +43,9 @@ class ControlPlane:
         self._settings = settings
         self._timing = timing
         self._on_step = on_step
-        self._server = Server(settings.security())
+        join = JoinTokens(load_secret(Path(settings.data_dir)), clock) if settings.asks_for_tokens else None
+        self._door = Door(join)
+        self._server = Server(settings.security(), join=join)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> str:
@@ -47,7 +54,8 @@ class ControlPlane:
         initial = settings.initial_pools()
         address = self._server.listen(settings.listen, "listen")
         await self.store.open()
-        self.leader = Leader(self.store, self.live, self.hub, self.clock, timing, self._on_step)
+        rules = settings.nodes.rules()
+        self.leader = Leader(self.store, self.live, self.hub, self.clock, timing, self._on_step, rules)
         await create_missing(self.leader, initial)
         self._add_services()
         await self._server.start()
@@ -83,11 +91,13 @@ class ControlPlane:
     def _add_services(self) -> None:
         live, hub, leader, clock = self.live, self.hub, self.leader, self.clock
         verbs = Verbs(hub)
-        agents = AgentService(live, hub, leader, clock, self._timing.heartbeat_interval_s, verbs)
+        agents = AgentService(live, hub, leader, clock, self._timing.heartbeat_interval_s, verbs, self._door)
+        provisioners = ProvisionerService(live, hub, leader, clock, self._timing.heartbeat_interval_s, self._door)
         routers = RoutingService(live, hub, leader, clock)
-        operators = ControlPlaneService(self.store, hub, leader, clock, verbs)
+        operators = ControlPlaneService(self.store, hub, leader, clock, verbs, self._door)
         add = self._server.add
         add(agent_pb2_grpc.add_AgentServiceServicer_to_server, agents, "springtide.v1.AgentService")
+        add(provisioner_pb2_grpc.add_ProvisionerServiceServicer_to_server, provisioners, PROVISIONERS)
         add(routing_pb2_grpc.add_RoutingServiceServicer_to_server, routers, "springtide.v1.RoutingService")
         add(controlplane_pb2_grpc.add_ControlPlaneServiceServicer_to_server, operators, CONTROLPLANE)
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from controlplane.core.snapshot import Timing
+from controlplane.core.snapshot import NodeRules, Timing
 from springtide import config
 from springtide.client.spec import pool_spec
 from springtide.config import setting
 from springtide.errors import InvalidArgument
 from springtide.model.pool import PoolSpec
-from springtide.rpc import DEFAULT_ADDRESS, Security
+from springtide.rpc import DEFAULT_ADDRESS, Security, parse_address
 from springtide.wire.pools import pool_spec_from_proto
 
 _DEFAULT = Timing()
@@ -80,6 +80,56 @@ class TimingSettings:
         return Timing(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
+_RULES = NodeRules()
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Table [nodes]: when nodes are asked of provisioners, and given back."""
+
+    register_timeout_s: float = setting(
+        _RULES.register_timeout_s,
+        doc="A node whose agent has not registered so long after it runs at its provider is given back.",
+        unit="s",
+        minimum=1,
+    )
+    pending_timeout_s: float = setting(
+        _RULES.pending_timeout_s, doc="Longest wait in a provider's queue; 0: as long as it takes.", unit="s", minimum=0
+    )
+    idle_s: float = setting(
+        _RULES.idle_s, doc="A node that nothing needs for so long is given back.", unit="s", minimum=0
+    )
+    lost_release_s: float = setting(
+        _RULES.lost_release_s, doc="A node that is LOST for so long is given back.", unit="s", minimum=0
+    )
+    rollover_lead_s: float = setting(
+        _RULES.rollover_lead_s,
+        doc="So long before a node's known end (time limit, preemption) its workers begin to move.",
+        unit="s",
+        minimum=0,
+    )
+    backoff_s: float = setting(
+        _RULES.backoff_s,
+        doc="A capability set whose nodes did not come is left alone for so long; doubles with each.",
+        unit="s",
+        minimum=0,
+    )
+    backoff_max_s: float = setting(_RULES.backoff_max_s, doc="Longest such pause.", unit="s", minimum=0)
+    gone_retention_s: float = setting(
+        _RULES.gone_retention_s, doc="A GONE node of a provisioner is forgotten after it.", unit="s", minimum=1
+    )
+    base_on_demand: int = setting(
+        _RULES.base_on_demand, doc="So many workers of each pool are kept off spot nodes.", minimum=0
+    )
+    dynamic_fallback: bool = setting(
+        _RULES.dynamic_fallback, doc="On-demand nodes stand in for spot nodes that are not ready."
+    )
+
+    def rules(self) -> NodeRules:
+        """The same as the core takes it."""
+        return NodeRules(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
 @dataclass(frozen=True)
 class ControlPlaneConfig:
     """The file of `python -m controlplane --config FILE.toml`."""
@@ -107,12 +157,18 @@ class ControlPlaneConfig:
     )
     stop_timeout_s: float = setting(2.0, doc="Longest wait for calls under way at the end.", unit="s", minimum=0)
     timing: TimingSettings = field(default_factory=TimingSettings)
+    nodes: NodeSettings = field(default_factory=NodeSettings)
     pools: tuple[Mapping[str, Any], ...] = setting(
         (), doc="Pools to create at the start where there is none of that name: [[pools]], keys as in `apply`."
     )
 
     def security(self) -> Security:
         return Security(self.tls_cert, self.tls_key, self.tls_client_ca, self.token_file, self.insecure_listen)
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """It listens for other machines, or asks for tokens anyway: then provisioners and nodes get their own."""
+        return bool(self.token_file) or not parse_address(self.listen, "listen").is_loopback
 
     def initial_pools(self) -> tuple[PoolSpec, ...]:
         """Raises InvalidArgument with the place in the file."""
@@ -150,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file; docs/configuration.md lists its keys")
     for f in fields(ControlPlaneConfig):
-        if f.name in ("timing", "pools"):
+        if f.name in ("timing", "nodes", "pools"):
             continue
         flag = "--" + f.name.replace("_", "-")
         text = f"{f.metadata['doc']} [{f.default}]"

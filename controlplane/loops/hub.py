@@ -5,10 +5,12 @@ import dataclasses
 from collections.abc import Iterable
 
 from controlplane.core.desired import desired_workers
+from controlplane.core.nodes.orders import provisioner_orders
 from controlplane.core.routing import diff, routing_table
 from controlplane.core.signals import fresh_report
 from controlplane.core.snapshot import LiveView, Snapshot
 from springtide.model.desired import DesiredWorker
+from springtide.model.provisioning import Orders
 from springtide.model.routing import RoutingDelta, RoutingTable, WorkerLoad
 from springtide.model.worker import Worker
 
@@ -23,6 +25,8 @@ class Hub:
         self._desired: dict[str, tuple[DesiredWorker, ...]] = {}
         self._node_wakes: dict[str, list[asyncio.Event]] = {}
         self._router_wakes: list[asyncio.Event] = []
+        self._orders: dict[str, Orders] = {}
+        self._provisioner_wakes: dict[str, list[asyncio.Event]] = {}
         self._ready = asyncio.Event()
         self._closing = asyncio.Event()
 
@@ -53,7 +57,33 @@ class Hub:
             self.table = routing_table(snapshot)
             for wake in self._router_wakes:
                 wake.set()
+        for provisioner_id, wakes in self._provisioner_wakes.items():
+            orders = provisioner_orders(snapshot, provisioner_id)
+            if self._orders.get(provisioner_id) != orders:
+                self._orders[provisioner_id] = orders
+                for wake in wakes:
+                    wake.set()
         self._ready.set()
+
+    def orders(self, provisioner_id: str) -> Orders:
+        """All that the provisioner is told, as last published."""
+        found = self._orders.get(provisioner_id)
+        if found is None:
+            found = self._orders[provisioner_id] = provisioner_orders(self.snapshot, provisioner_id)
+        return found
+
+    def subscribe_provisioner(self, provisioner_id: str, wake: asyncio.Event) -> None:
+        """`wake` is set whenever the provisioner's orders have changed."""
+        self._orders.pop(provisioner_id, None)
+        self._provisioner_wakes.setdefault(provisioner_id, []).append(wake)
+
+    def unsubscribe_provisioner(self, provisioner_id: str, wake: asyncio.Event) -> None:
+        wakes = self._provisioner_wakes.get(provisioner_id, [])
+        if wake in wakes:
+            wakes.remove(wake)
+        if not wakes:
+            self._provisioner_wakes.pop(provisioner_id, None)
+            self._orders.pop(provisioner_id, None)
 
     def desired(self, node_id: str) -> tuple[DesiredWorker, ...]:
         """All that is wanted of the node, as last published."""
@@ -102,7 +132,8 @@ class Hub:
         """Ends every session: the control plane stops."""
         self._closing.set()
         self._ready.set()
-        for wake in [*self._router_wakes, *(wake for wakes in self._node_wakes.values() for wake in wakes)]:
+        by_id = (*self._node_wakes.values(), *self._provisioner_wakes.values())
+        for wake in [*self._router_wakes, *(wake for wakes in by_id for wake in wakes)]:
             wake.set()
 
     def _compute(self, node_id: str) -> tuple[DesiredWorker, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from controlplane.core.plan import plan
-from controlplane.core.snapshot import Plan, Snapshot, Timing
+from controlplane.core.snapshot import NodeRules, Plan, Snapshot, Timing
 from controlplane.live import Live
 from controlplane.loops.hub import Hub
 from controlplane.store.store import Committed, Compare, Records, Store, Write, kind_and_key
@@ -63,6 +63,7 @@ class Leader:
         clock: Clock,
         timing: Timing,
         on_step: Callable[[Step], None] = lambda step: None,
+        rules: NodeRules | None = None,
     ) -> None:
         self.stats = LeaderStats()
         self.grace_until = clock.now() + timing.grace_s
@@ -71,6 +72,7 @@ class Leader:
         self._hub = hub
         self._clock = clock
         self._timing = timing
+        self._rules = rules or NodeRules()
         self._on_step = on_step
         self._kicked = asyncio.Event()
         self._keys: set[str] = set()
@@ -183,6 +185,8 @@ class Leader:
         self._live.evaluated(made.evaluated, now)
         self._live.started(made.start_ups_s)
         self._live.forget(after.pools, after.nodes)
+        owners = {node.provided.provisioner_id for node in after.nodes.values() if node.provided is not None}
+        self._live.forget_provisioners(owners, now)
         self._hub.publish(self._snapshot(after))
         return made
 
@@ -243,6 +247,7 @@ class Leader:
             live=self._live.view(),
             timing=self._timing,
             grace_until=self.grace_until,
+            rules=self._rules,
         )
 
     def _next_look(self, made: Plan) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 from controlplane.live import Live
 from controlplane.loops.hub import Hub
 from controlplane.loops.leader import Leader
+from controlplane.services.joining import Door
 from controlplane.verbs import Verbs
 from springtide.clock import Clock
 from springtide.errors import Conflict, InvalidArgument, Unavailable
@@ -20,8 +21,16 @@ log = logging.getLogger(__name__)
 
 class AgentService(pb_grpc.AgentServiceServicer):
     def __init__(
-        self, live: Live, hub: Hub, leader: Leader, clock: Clock, heartbeat_interval_s: float, verbs: Verbs
+        self,
+        live: Live,
+        hub: Hub,
+        leader: Leader,
+        clock: Clock,
+        heartbeat_interval_s: float,
+        verbs: Verbs,
+        door: Door | None = None,
     ) -> None:
+        self._door = door or Door()
         self._verbs = verbs
         self._live = live
         self._hub = hub
@@ -41,7 +50,9 @@ class AgentService(pb_grpc.AgentServiceServicer):
             yield pb.SessionResponse(register_again=True)  # e.g. an agent that reconnects without a new hello
         else:
             return
-        session = _Session(self, wire.hello_from_proto(request.hello))
+        hello = wire.hello_from_proto(request.hello)
+        self._door.node(context, hello.node_id, self._hub.snapshot.nodes.get(hello.node_id))
+        session = _Session(self, hello)
         reader = asyncio.create_task(session.read(request_iterator))
         reader.add_done_callback(lambda _: session.wake.set())
         try:

@@ -13,8 +13,10 @@ from controlplane.loops.leader import Leader
 from controlplane.services.engines import EngineOrders
 from controlplane.services.explaining import explain_decision, preview_scaling
 from controlplane.services.history import follow_events
+from controlplane.services.joining import Door
 from controlplane.services.pools import merged
 from controlplane.services.present import node_message, pool_message, status_message, worker_message
+from controlplane.services.provisioners import create_join_token
 from controlplane.store.store import Store
 from controlplane.verbs import Verbs
 from springtide import __version__
@@ -31,7 +33,10 @@ _EVENTS = (1_000, 10_000)
 
 
 class ControlPlaneService(pb_grpc.ControlPlaneServiceServicer):
-    def __init__(self, store: Store, hub: Hub, leader: Leader, clock: Clock, verbs: Verbs) -> None:
+    def __init__(
+        self, store: Store, hub: Hub, leader: Leader, clock: Clock, verbs: Verbs, door: Door | None = None
+    ) -> None:
+        self._door = door or Door()
         self._engines = EngineOrders(leader, verbs)
         self._store = store
         self._hub = hub
@@ -182,6 +187,11 @@ class ControlPlaneService(pb_grpc.ControlPlaneServiceServicer):
         _, after = await self._leader.execute(lambda s, now: orders.uncordon_node(s, request.node_id, now))
         return pb.UncordonNodeResponse(node=self._node(after, request.node_id))
 
+    async def NoticeNode(self, request: pb.NoticeNodeRequest, context: Any) -> pb.NoticeNodeResponse:
+        in_s = None if request.withdraw else max(0.0, _seconds(request.until_gone))
+        _, after = await self._leader.execute(lambda s, now: orders.notice_node(s, request.node_id, now, in_s))
+        return pb.NoticeNodeResponse(node=self._node(after, request.node_id))
+
     # ------------------------------------------------------------------ history
 
     async def ListDecisions(self, request: pb.ListDecisionsRequest, context: Any) -> pb.ListDecisionsResponse:
@@ -233,6 +243,9 @@ class ControlPlaneService(pb_grpc.ControlPlaneServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return status_message(await self._leader.snapshot(), self._clock.now(), __version__)
+
+    async def CreateJoinToken(self, request: pb.CreateJoinTokenRequest, context: Any) -> pb.CreateJoinTokenResponse:
+        return create_join_token(self._door, request, self._clock.now())
 
     # ------------------------------------------------------------------ what they share
 

@@ -2,8 +2,9 @@
 
 from controlplane.core import views
 from controlplane.core.placement import foreign_workers, free_gpus
-from controlplane.core.signals import fresh_report
+from controlplane.core.signals import fresh_report, node_end
 from controlplane.core.snapshot import Snapshot
+from controlplane.services.provisioners import provisioner_messages
 from springtide.model.node import Node
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
@@ -56,7 +57,11 @@ def node_message(snapshot: Snapshot, node: Node, now: float) -> pb.Node:
     live = snapshot.live.nodes.get(node.node_id)
     free = free_gpus(node, snapshot.workers.values(), live)
     age_s = None if live is None else max(0.0, now - live.last_heard_at)
-    return node_to_proto(node, free, age_s, foreign_workers(snapshot, node.node_id))
+    message = node_to_proto(node, free, age_s, foreign_workers(snapshot, node.node_id))
+    end = node_end(node, live)
+    if end is not None:
+        message.ends_at.CopyFrom(timestamp(end))
+    return message
 
 
 def status_message(snapshot: Snapshot, now: float, version: str) -> cp.GetStatusResponse:
@@ -70,6 +75,7 @@ def status_message(snapshot: Snapshot, now: float, version: str) -> cp.GetStatus
         routers=router_messages(snapshot, now),
         grace_until=timestamp(snapshot.grace_until) if snapshot.grace_until > now else None,
         version=version,
+        provisioners=provisioner_messages(snapshot, now),
     )
 
 

@@ -1,9 +1,10 @@
 """Nodes and GPUs on the wire."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from springtide.errors import InvalidArgument
-from springtide.model.node import Gpu, Node
+from springtide.model.node import Gpu, Node, Provision
 from springtide.v1 import types_pb2 as pb
 from springtide.wire.values import enum_to_proto, timestamp
 
@@ -41,4 +42,19 @@ def node_to_proto(
         boot_id=node.observed.boot_id,
         revision=node.revision,
         foreign_workers=foreign_workers,
+        **_provided(node.provided),
     )
+
+
+def _provided(provided: Provision | None) -> dict[str, Any]:
+    if provided is None:
+        return {}
+    return {
+        "provisioner_id": provided.provisioner_id,
+        "group_id": provided.group_id,
+        "capability_set": provided.capability_set,
+        "reference": provided.reference,
+        "register_deadline": timestamp(provided.register_deadline),
+        "ends_at": timestamp(provided.ends_at),
+        "spot": provided.spot,
+    }

@@ -161,7 +161,7 @@ def keep_sets(draft: Draft) -> None:
         wanted = min(offer.kind.keep_nodes, offer.kind.max_nodes)
         here = sum(
             1
-            for node in nodes_of(draft, offer.provisioner_id, offer.kind.name)
+            for node in nodes_of(draft.nodes.values(), offer.provisioner_id, offer.kind.name)
             if node.state in COMING_OR_HERE and node.provided is not None and not node.provided.release
         )
         missing = wanted - here

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from controlplane.core.draft import Draft
 from controlplane.core.nodes.facts import is_alive_there, set_labels
 from controlplane.core.nodes.slots import workers_of_node
+from controlplane.core.snapshot import NodeRules, Snapshot
 from springtide.model.enums import NodeState
 from springtide.model.node import Gpu, Node, NodeObserved
 from springtide.model.pool import PoolSpec
@@ -48,12 +49,14 @@ def all_offers(draft: Draft) -> list[Offer]:
         for name in sorted(provisioner.sets):
             kind = provisioner.sets[name]
             room = kind.max_nodes - len(_counted(draft, provisioner_id, name))
-            found.append(Offer(provisioner_id, kind, room, blocked_until=_blocked_until(draft, provisioner_id, name)))
+            own = nodes_of(draft.nodes.values(), provisioner_id, name)
+            blocked_until = _blocked_until(own, draft.snapshot.rules, draft.now)
+            found.append(Offer(provisioner_id, kind, room, blocked_until=blocked_until))
     return found
 
 
-def nodes_of(draft: Draft, provisioner_id: str, name: str) -> Iterable[Node]:
-    for node in draft.nodes.values():
+def nodes_of(nodes: Iterable[Node], provisioner_id: str, name: str) -> Iterable[Node]:
+    for node in nodes:
         provided = node.provided
         if provided is not None and (provided.provisioner_id, provided.capability_set) == (provisioner_id, name):
             yield node
@@ -62,19 +65,29 @@ def nodes_of(draft: Draft, provisioner_id: str, name: str) -> Iterable[Node]:
 def _counted(draft: Draft, provisioner_id: str, name: str) -> set[str]:
     """Nodes that count against the cap: all that are not GONE, and those that their provisioner still has."""
     provisioner = draft.snapshot.live.provisioners[provisioner_id]
-    recorded = {node.node_id for node in nodes_of(draft, provisioner_id, name) if node.state is not NodeState.GONE}
+    own = nodes_of(draft.nodes.values(), provisioner_id, name)
+    recorded = {node.node_id for node in own if node.state is not NodeState.GONE}
     there = {
         found.node_id for found in provisioner.nodes.values() if found.capability_set == name and is_alive_there(found)
     }
     return recorded | there
 
 
-def _blocked_until(draft: Draft, provisioner_id: str, name: str) -> float | None:
+def blocked_sets(snapshot: Snapshot, provisioner_id: str, now: float) -> dict[str, float]:
+    """Until when the sets of a provisioner are left alone because their nodes did not come."""
+    names = {n.provided.capability_set for n in snapshot.nodes.values() if n.provided is not None}
+    found = {
+        name: _blocked_until(nodes_of(snapshot.nodes.values(), provisioner_id, name), snapshot.rules, now)
+        for name in names
+    }
+    return {name: until for name, until in found.items() if until is not None}
+
+
+def _blocked_until(nodes: Iterable[Node], rules: NodeRules, now: float) -> float | None:
     """After nodes that did not come the set is left alone for a while, longer with each in a row."""
-    rules = draft.snapshot.rules
     failed: list[float] = []
     came = 0.0
-    for node in nodes_of(draft, provisioner_id, name):
+    for node in nodes:
         if node.provided is not None and node.provided.joined:
             came = max(came, node.state_since)
         elif node.state is NodeState.GONE and node.reason == "START_FAILED":
@@ -83,7 +96,7 @@ def _blocked_until(draft: Draft, provisioner_id: str, name: str) -> float | None
     if not in_a_row:
         return None
     until = in_a_row[-1] + min(rules.backoff_s * 2.0 ** min(len(in_a_row) - 1, 32), rules.backoff_max_s)
-    return until if until > draft.now else None
+    return until if until > now else None
 
 
 def offers_for(draft: Draft, spec: PoolSpec, offers: Iterable[Offer]) -> list[Offer]:
