@@ -173,9 +173,9 @@ class Stack:
         return found
 
     def apply(self, **spec: Any) -> t.Pool:
-        policy = spec.pop("policy", {})
+        policy, policy_name = spec.pop("policy", {}), spec.pop("policy_name", "load_ratio")
         request = cp.ApplyPoolRequest(spec=t.PoolSpec(**spec))
-        request.spec.policy.name = "load_ratio"
+        request.spec.policy.name = policy_name
         request.spec.policy.settings.update(policy)
         pool: t.Pool = self.operator.ApplyPool(request, timeout=5).pool
         return pool

@@ -1,0 +1,139 @@
+"""A real SLURM of four virtual nodes, the real processes, and a load that notices nothing of what happens to nodes."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.provisioner.slurm_cluster import VirtualCluster
+from tests.provisioner.slurm_stack import Load, SlurmStack
+from tests.system.conftest import ENGINE, TIMING
+from tests.system.stack import wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+GPUS = 2
+NODES_WANTED = 3
+PROVIDER = {
+    "partition": "lowcancel",
+    "gpus_per_node": GPUS,
+    "simulated_gpus": True,
+    "max_nodes": NODES_WANTED + 1,
+    "time_limit": "60",
+    "notice_s": 20,
+    "preempt_grace_s": 6,
+    "poll_interval_s": 0.2,
+}
+NODES = "idle_s = 2.0\nlost_release_s = 5.0\nbackoff_s = 0.5\nregister_timeout_s = 30.0\nrollover_lead_s = 25.0\n"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[VirtualCluster]:
+    """One for all tests here. Its folder has a short name: munge's socket is in it."""
+    root = Path(tempfile.mkdtemp(prefix="vs-", dir="/tmp"))
+    found = VirtualCluster(root)
+    try:
+        yield found.up()
+    finally:
+        found.down()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def stack(cluster: VirtualCluster, tmp_path: Path) -> Iterator[SlurmStack]:
+    """Stopped with its jobs at the end; neither cluster nor host has anything of it left."""
+    (tmp_path / "provisioner" / "provider").mkdir(parents=True)
+    (tmp_path / "provisioner" / "provider" / "target").write_text(str(NODES_WANTED))
+    found = SlurmStack(tmp_path, cluster, provider=PROVIDER, nodes=NODES, timing=TIMING)
+    try:
+        yield found
+        found.cancel_jobs()
+    finally:
+        for job in found.jobs():
+            cluster.run("scancel", "--signal=KILL", "--full", job, check=False)
+        found.stop()
+    wait_for("the end of all jobs", lambda: not found.jobs())
+    assert found.strays() == []
+
+
+def whole(stack: SlurmStack) -> dict[str, str] | None:
+    """Node name by job id, once every wanted worker is ACTIVE on exactly the wanted jobs."""
+    running, live = stack.jobs("R"), stack.jobs()
+    up = {node.reference for node in stack.nodes_up()}
+    active = stack.workers("ACTIVE")
+    good = len(running) == NODES_WANTED and running.keys() == live.keys() == up
+    return running if good and len(active) == NODES_WANTED * GPUS else None
+
+
+def wait_whole(stack: SlurmStack, what: str, timeout_s: float = 45.0) -> dict[str, str]:
+    try:
+        return wait_for(f"the whole pool {what}", lambda: whole(stack), timeout_s, every_s=0.2)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{stack.explain()}") from None
+
+
+def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
+    """PV4, CP9, CP10, CP12, NA10: acquired to the target; a preemption, a dead host, a time limit and restarts of
+    provisioner and control plane under load: the pool comes back each time, no job is orphaned or one too many, and no
+    client sees anything."""
+    most = 0
+    stack.start()
+    stack.apply(
+        name="demo",
+        engine="sim",
+        min_workers=0,
+        max_workers=NODES_WANTED * GPUS,
+        initial_workers=NODES_WANTED * GPUS,
+        engine_args=ENGINE,
+        policy_name="static",
+        policy={"workers": NODES_WANTED * GPUS},
+    )
+    before = wait_whole(stack, "at first")
+    stack.wait_routable("demo")
+    load = Load(stack.http, "demo")
+    try:
+        wait_for("some answers", lambda: len(load.results) > 5)
+
+        victim, host = next(iter(before.items()))
+        high = cluster.sbatch("--exclusive", "-p", "high", "-w", host)
+        wait_for("the preemption", lambda: cluster.jobs().get(high) == "RUNNING")
+        after = wait_whole(stack, "after a preemption")
+        assert victim not in after
+        assert reasons(stack, victim) & {"PREEMPTED"}, stack.explain()
+        cluster.run("scancel", high)
+
+        dead, host = next(iter(after.items()))
+        cluster.kill_node(int(host.removeprefix("vnode")))
+        wait_for("the end of its job", lambda: dead not in stack.jobs())
+        before = wait_whole(stack, "after a host died")
+        assert dead not in before
+        cluster.start_node(int(host.removeprefix("vnode")))
+        wait_for("the host's return", lambda: host in cluster.idle_nodes())
+
+        stack.kill("provisioner")
+        stack.kill("controlplane")
+        stack.start("provisioner")
+        stack.start("controlplane")
+        most = max(most, len(stack.jobs()))
+        assert wait_whole(stack, "after restarts") == before, "no job is lost, none is asked for twice"
+
+        old, _ = next(iter(before.items()))
+        cluster.run("scontrol", "update", f"JobId={old}", "TimeLimit=1")
+        wait_for("the end at the time limit", lambda: old not in stack.jobs(), 90)
+        wait_whole(stack, "after a time limit")
+        assert reasons(stack, old) & {"TIME_LIMIT"}, stack.explain()
+    finally:
+        report = load.stop()
+    assert not report.failed, report.explain()
+    assert not report.inexact, report.explain()
+    assert most <= NODES_WANTED
+    ours = [job for job in cluster.jobs("all") if job != high]
+    assert len(ours) == NODES_WANTED + 3, f"one job for each that was lost: {cluster.jobs('all')}"
+
+
+def reasons(stack: SlurmStack, job: str) -> set[str]:
+    """Why the node of a job left, as events tell."""
+    ids = {node.node_id for node in stack.status().nodes if node.reference == job}
+    return {event.reason for event in stack.events() if event.target in ids or event.node_id in ids}
