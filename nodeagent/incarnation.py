@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent import processes
+from nodeagent.changes import ChangeFailed, Changes
 from nodeagent.core.start_phases import start_phases
 from nodeagent.deaths import engine_death, shim_death
 from nodeagent.engines.adapter import EngineAdapter, EngineLoad, ReadyReason
 from nodeagent.engines.http import EngineHttp
+from nodeagent.engines.verbs import perform
 from nodeagent.ledger import LedgerEntry
 from nodeagent.logtail import log_from, log_size, log_tail
 from nodeagent.release import kill_leftovers, memory_free
@@ -24,7 +26,7 @@ from nodeagent.setup import NodeSetup
 from nodeagent.shim.launch import EXIT_NO_PORT
 from nodeagent.shim_client import ShimClient
 from nodeagent.spawn import spawn
-from springtide.errors import SpringtideError
+from springtide.errors import FailedPrecondition, SpringtideError
 from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import ExitInfo
 from springtide.telemetry import emit_span
@@ -80,6 +82,8 @@ class Incarnation:
         self._ports_exhausted = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._starter: asyncio.Task[None] | None = None
+        self._changer: asyncio.Task[None] | None = None
+        self.busy = ""  # "sleep", "wake" or "weights": under way
 
     # ------------------------------------------------------------ beginning
 
@@ -102,7 +106,7 @@ class Incarnation:
         """One worker's fault never becomes another's: what goes wrong here ends this incarnation, with a reason."""
         try:
             await work
-        except StartFailed as error:
+        except (StartFailed, ChangeFailed) as error:
             self.failure = error.exit_info
         except SpringtideError as error:
             self.failure = ExitInfo(reason=error.reason, message=str(error))
@@ -159,12 +163,16 @@ class Incarnation:
         log.info("worker %s adopted", self.entry.worker_id, extra=self._fields())
         if found.process == ENDED:
             return
-        if found.admission == STARTING:
+        await self.changes().recover()
+        if self.entry.released:
+            self._wake()
+        elif found.admission == STARTING:
             async with self._setup.start_slots.one():
                 await self._become_ready()
         else:
             await self._probe()
             self.warm = True
+            self._task(self._ask_capabilities())
 
     async def _first_status(self, bound_s: float) -> shim_pb2.ShimStatus:
         """The shim's first answer. Its death, or no answer within the bound, ends this incarnation."""
@@ -190,11 +198,12 @@ class Incarnation:
         begun_at = self._setup.clock.now()
         try:
             async with asyncio.timeout(timeout_s):
-                self._set_phase(ReportedPhase.LOADING)
+                self.set_phase(ReportedPhase.LOADING)
                 await self._until_healthy()
                 loaded_at = self._setup.clock.now()
                 self._span("springtide.worker.load", begun_at)
-                self._set_phase(ReportedPhase.WARMING)
+                await self.changes().weights_at_start(self.entry.weight_wanted, self.entry.weight_source)
+                self.set_phase(ReportedPhase.WARMING)
                 model = launch.served_model_name or self.entry.pool
                 await self._warm_up(model, min(timeout_s, _WARM_UP_S))
                 self._span("springtide.worker.warm_up", loaded_at)
@@ -202,18 +211,95 @@ class Incarnation:
             message = f"the engine was not ready within start_timeout_s = {timeout_s:g}"
             raise StartFailed(ExitInfo(reason="START_TIMEOUT", message=message)) from None
         self.warm = True
+        self._task(self._ask_capabilities())
         return loaded_at
 
     async def _warm_up(self, model: str, timeout_s: float) -> None:
-        """One generated token. Where that fails because the engine has died, its death is the reason that counts."""
+        """One generated token."""
         try:
             await self._adapter().warm_up(self._engine(), model, timeout_s)
         except SpringtideError:
-            end = self._setup.clock.now() + _DEATH_SHOWS_S
-            while not self.ended and self._setup.clock.now() < end:
-                await asyncio.sleep(_FIRST_POLL_S)
-            if not self.ended:
+            if not await self._death_shows():
                 raise
+
+    # ------------------------------------------------------------ sleep, wake, weights
+
+    @property
+    def asleep(self) -> bool:
+        """Its memory is released, and nothing is under way."""
+        return bool(self.entry.released) and not self.busy and not self.entry.changing
+
+    def changes(self) -> Changes:
+        """What can be done to the engine as a whole."""
+        return Changes(self._setup, self, self._adapter(), self._engine())
+
+    def change(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Begins a change; `busy` until it is done. One that fails ends this incarnation, with its reason."""
+        self.busy = name
+        self._changer = self._task(self._change(work))
+        self._wake()
+
+    async def _change(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (ChangeFailed, SpringtideError):
+            if not await self._death_shows():
+                raise
+        finally:
+            self.busy = ""
+            self._probe_soon.set()
+
+    async def _death_shows(self) -> bool:
+        """Where something fails because the engine has died, its death is the reason that counts."""
+        end = self._setup.clock.now() + _DEATH_SHOWS_S
+        while not self.ended and self._setup.clock.now() < end:
+            await asyncio.sleep(_FIRST_POLL_S)
+        return self.ended
+
+    async def _ask_capabilities(self) -> None:
+        if not self.entry.verbs_known:
+            try:
+                await self.changes().ask_capabilities()
+            except Exception as error:  # noqa: BLE001 - a plug-in may know nothing of it; asked again before a sleep
+                log.info("worker %s: its verbs are not known: %s", self.entry.worker_id, error, extra=self._fields())
+            self._wake()
+
+    async def verb(self, verb: str, args: Mapping[str, str], timeout_s: float) -> dict[str, object]:
+        """One verb of an operator. Raises what the engine raises, FailedPrecondition while it sleeps or changes."""
+        if self.entry.released or self.busy or not self.warm:
+            state = self.busy or ("asleep" if self.entry.released else "starting")
+            if verb == "ready":
+                return {"ready": False, "reason": "SLEEPING" if self.entry.released else "BUSY", "detail": state}
+            raise FailedPrecondition(
+                f"the engine of worker {self.entry.worker_id} is {state}.",
+                reason="ENGINE_NOT_SERVING",
+                field="worker_id",
+                value=self.entry.worker_id,
+                remedy="Wait until it is ACTIVE, or activate it.",
+            )
+        if verb == "pause":
+            self.remember(engine_paused_at=self.entry.generation)
+        try:
+            if verb == "warm_up" and not args.get("model"):
+                args = {"model": self.entry.launch.served_model_name}
+            answer = await perform(self._adapter(), self._engine(), verb, args, timeout_s)
+        except SpringtideError:
+            if verb == "pause":
+                self.remember(engine_paused_at=None)
+            raise
+        if verb == "resume":
+            self.remember(engine_paused_at=None)
+        return answer
+
+    async def resume_engine(self) -> None:
+        """Ends an operator's pause of the engine itself."""
+        await self._adapter().resume(self._engine())
+        self.remember(engine_paused_at=None)
+
+    def remember(self, **fields: Any) -> None:
+        """Changes the ledger's entry, on the disk."""
+        self.entry = dataclasses.replace(self.entry, **fields)
+        self._save()
 
     async def _until_healthy(self) -> None:
         pause_s = _FIRST_POLL_S
@@ -262,15 +348,20 @@ class Incarnation:
             except TimeoutError:
                 pass
             self._probe_soon.clear()
-            if self.warm and not self.stopping and not self.ended:
+            if self.warm and not self.stopping and not self.ended and not self.busy:
                 await self._probe()
+            elif self.entry.released and not self.stopping and not self.ended:
+                await self._shim_silence()  # of a sleeping engine its process counts; a probe could wake or end it
 
     async def _probe(self) -> None:
         """Health of shim and engine, and load; nothing is generated. An engine that sleeps or is paused counts as
         failing, and so does one behind a shim that does not answer: no request reaches it."""
         readiness, silence = await asyncio.gather(self._adapter().ready(self._engine()), self._shim_silence())
         before = (self.probe_failures, self.engine_idle)
-        if readiness.ready and not silence:
+        if self.busy or self.entry.released:
+            return  # it was asked before it fell asleep
+        expected = readiness.reason is ReadyReason.PAUSED and self.entry.engine_paused_at is not None
+        if (readiness.ready or expected) and not silence:
             self.probe_failures = 0
         else:
             self.probe_failures += 1
@@ -330,8 +421,9 @@ class Incarnation:
 
     async def stop(self, grace_s: float) -> None:
         """Begins the engine's stop. May be called again with less grace. `ended` follows."""
-        if self._starter is not None:
-            self._starter.cancel()
+        for task in (self._starter, self._changer):
+            if task is not None:
+                task.cancel()
         first, self.stopping = not self.stopping, True
         self._stop_since = self._stop_since or self._setup.clock.now()
         self.killed = self.killed or grace_s == 0.0
@@ -375,7 +467,7 @@ class Incarnation:
         if self.entry.live:
             await self._dismiss_shim()
             await kill_leftovers(self._setup.marker, self.entry.worker_id, self._fields())
-            await memory_free(self._setup.memory, self.entry, self._fields())
+            await memory_free(self._setup.memory, self.entry, self._fields(), self._setup.used_by_others)
             self._span("springtide.worker.release", begun_at)
         tail = log_tail(self.log_path) or log_tail(self.log_path.with_name("shim.log"))
         exit_info = dataclasses.replace(exit_info, log_tail=exit_info.log_tail or tail)
@@ -383,7 +475,14 @@ class Incarnation:
         if not stopped:
             self._setup.metrics.ends.labels(self.entry.pool, exit_info.reason).inc()
         self.entry = dataclasses.replace(
-            self.entry, live=False, shim=None, stopped=stopped, exit=None if stopped else exit_info
+            self.entry,
+            live=False,
+            shim=None,
+            stopped=stopped,
+            exit=None if stopped else exit_info,
+            released=(),
+            changing="",
+            engine_paused_at=None,
         )
         self._save()
         fields = {**self._fields(), "reason": exit_info.reason}
@@ -429,7 +528,7 @@ class Incarnation:
     def _adapter(self) -> EngineAdapter:
         return self._setup.adapter(self.entry.launch.engine)
 
-    def _set_phase(self, phase: ReportedPhase) -> None:
+    def set_phase(self, phase: ReportedPhase) -> None:
         self.phase = phase
         self._wake()
 

@@ -55,6 +55,18 @@ class LedgerEntry:
     shim: ProcessIdentity | None = None
     exit: ExitInfo | None = None
     start_phases: Mapping[str, float] = field(default_factory=dict)  # seconds of the last start that became ready
+    released: tuple[str, ...] = ()  # parts of its memory that are released: it sleeps
+    sleep_level: int = 0  # of that release
+    changing: str = ""  # "release", "restore" or "weights": begun, and not known to be done
+    freed_bytes: int | None = None  # by its last sleep
+    reoccupied_bytes: int | None = None  # by its last wake
+    bytes_asleep: int | None = None  # in use on its GPUs since it sleeps
+    weight_version: str = ""  # that the engine serves
+    weight_wanted: str = ""  # that a start is to serve, loaded from `weight_source`
+    weight_source: str = ""
+    engine_paused_at: int | None = None  # generation at which an operator paused the engine itself
+    missing_verbs: Mapping[str, str] = field(default_factory=dict)  # what the engine cannot do, and what it lacks
+    verbs_known: bool = False
     stopped: bool = True  # how it ended: stopped on order, or failed (see `exit`)
 
 

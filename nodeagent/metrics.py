@@ -45,6 +45,16 @@ class _Workers(Collector):
             if report.in_flight is not None:
                 in_flight.add_metric([report.pool, report.worker_id], report.in_flight)
         yield in_flight
+        told = "Bytes that a worker's last sleep gave back, measured on its GPUs (simulated ones: at its processes)."
+        freed = GaugeMetricFamily("springtide_agent_freed_bytes", told, labels=["pool", "worker"])
+        told = "Bytes that a worker's last wake took again, measured alike."
+        taken = GaugeMetricFamily("springtide_agent_reoccupied_bytes", told, labels=["pool", "worker"])
+        for report in reports:
+            for family, value in ((freed, report.freed_bytes), (taken, report.reoccupied_bytes)):
+                if value is not None:
+                    family.add_metric([report.pool, report.worker_id], value)
+        yield freed
+        yield taken
 
 
 def _count(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:

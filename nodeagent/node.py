@@ -8,10 +8,12 @@ from nodeagent import processes
 from nodeagent.core.converge import Verdict, converge, may_forget
 from nodeagent.ledger import LedgerEntry
 from nodeagent.setup import NodeSetup
+from nodeagent.verb_desk import Answer, VerbDesk
 from nodeagent.worker import Worker
 from springtide.model.desired import DesiredWorker, EngineLaunch
 from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import WorkerReport
+from springtide.v1 import agent_pb2
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,18 @@ class Node:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leaving = False
         self._ignored: dict[str, tuple[int, str]] = {}
+        self._verbs = VerbDesk(self._workers)
+        setup.used_by_others = self._used_by_others
         self.idle = asyncio.Event()
         self.idle.set()
+
+    def _used_by_others(self, gpu_id: str, worker_id: str) -> bool:
+        others = (worker for name, worker in self._workers.items() if name != worker_id)
+        return any(w.live and not w.asleep and gpu_id in w.known().gpu_ids for w in others)
+
+    def take_verbs(self, orders: Iterable[agent_pb2.VerbOrder], answer: Answer) -> None:
+        """Does what is not done yet; an order that is sent again is answered again."""
+        self._verbs.take(orders, answer)
 
     def on_change(self, call: Callable[[], None]) -> None:
         """Sets who is told of changes."""
@@ -153,6 +165,7 @@ class Node:
 
     async def close(self) -> None:
         """Ends the tasks; shims and engines are left as they are."""
+        await self._verbs.close()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from nodeagent import processes
 from nodeagent.ledger import LedgerEntry
@@ -30,20 +30,26 @@ async def kill_leftovers(marker: str, worker_id: str, fields: Mapping[str, objec
         pause_s = min(pause_s * 2, 5.0)
 
 
-async def memory_free(memory: GpuMemory, entry: LedgerEntry, fields: Mapping[str, object]) -> None:
-    """Waits, however long: a slice is given again only when its memory is free."""
+async def memory_free(
+    memory: GpuMemory,
+    entry: LedgerEntry,
+    fields: Mapping[str, object],
+    shared: Callable[[str, str], bool] = lambda gpu_id, worker_id: False,
+) -> None:
+    """Waits, however long: a slice is given again only when its memory is free. A GPU that is `shared` (its id, this
+    worker's) is another's by now: a sleeper that ends while its GPUs are lent."""
     pause_s = 0.1
-    while await asyncio.to_thread(_is_held, memory, entry):
+    while await asyncio.to_thread(_is_held, memory, entry, shared):
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 2.0)
         if pause_s >= 2.0:
             log.warning("memory of GPUs %s is not free yet", ",".join(entry.gpu_ids), extra=fields)
 
 
-def _is_held(memory: GpuMemory, entry: LedgerEntry) -> bool:
+def _is_held(memory: GpuMemory, entry: LedgerEntry, shared: Callable[[str, str], bool]) -> bool:
     """More is in use than before the start. One that cannot be measured counts as free: its processes are gone."""
     for gpu_id in entry.gpu_ids:
-        used = memory.memory_used_bytes(gpu_id)
+        used = None if shared(gpu_id, entry.worker_id) else memory.memory_used_bytes(gpu_id)
         if used is not None and used > entry.memory_before.get(gpu_id, 0) + _MEMORY_SLACK_BYTES:
             return True
     return False

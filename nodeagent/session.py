@@ -157,6 +157,13 @@ class Session:
         if response.store_id:
             self.store_id = response.store_id
             self._node.apply(response.store_id, desired)
+        self._node.take_verbs(response.verbs, self._answer)
+
+    async def _answer(self, result: agent_pb2.VerbResult) -> None:
+        """Lost without a session: the order comes again with the next one."""
+        requests = self._requests
+        if requests is not None:
+            await requests.put(agent_pb2.SessionRequest(verb_result=result))
 
     async def _send_heartbeats(self, requests: Requests) -> None:
         due = False

@@ -46,6 +46,8 @@ class NodeSetup:
     probe_interval_s: float = 1.0
     adopt_timeout_s: float = 10.0
     changed: Callable[[], None] = lambda: None
+    used_by_others: Callable[[str, str], bool] = lambda gpu_id, worker_id: False
+    """Whether another worker than `worker_id` may have a process on the GPU that is awake. Set by `Node`."""
 
     @property
     def gpu_ids(self) -> frozenset[str]:

@@ -3,16 +3,17 @@
 import asyncio
 import dataclasses
 import logging
+from typing import Any
 
 from nodeagent.core.converge import KnownWorker
 from nodeagent.incarnation import Incarnation
 from nodeagent.ledger import LedgerEntry
 from nodeagent.setup import NodeSetup
-from springtide.errors import Conflict, SpringtideError
+from springtide.errors import Conflict, FailedPrecondition, SpringtideError
 from springtide.model.desired import DesiredWorker
 from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import ExitInfo, WorkerReport
-from springtide.v1 import shim_pb2
+from springtide.v1 import agent_pb2, shim_pb2
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +61,10 @@ class Worker:
                 generation=desired.generation,
                 want=desired.want,
                 pool=desired.pool,
-                launch=desired.launch if desired.want is Want.RUN else entry.launch,
+                launch=desired.launch if _starts(desired) else entry.launch,
                 traceparent=desired.traceparent or entry.traceparent,
                 started_generation=entry.started_generation if entry.store_id == store_id else 0,
-                stopped=entry.stopped or desired.want is not Want.RUN,
+                stopped=entry.stopped or not _starts(desired),
             )
         self._wake()
 
@@ -146,7 +147,16 @@ class Worker:
             live=self.live,
             gpu_ids=entry.launch.gpu_ids if self.live and not entry.gpu_ids else entry.gpu_ids,
             launch_fingerprint=entry.fingerprint,
+            asleep=self.asleep,
         )
+
+    @property
+    def asleep(self) -> bool:
+        """Its memory is released and stays so for now."""
+        life = self._life
+        if life is None:
+            return self._entry.live and bool(self._entry.released) and not self._entry.changing
+        return life.asleep and not life.ended
 
     @property
     def phase(self) -> ReportedPhase:
@@ -161,6 +171,10 @@ class Worker:
         if life.stopping or life.ended or life.failure is not None:
             return ReportedPhase.STOPPING
         status = life.status
+        if life.busy:
+            return ReportedPhase.DRAINING if life.busy == "sleep" else life.phase
+        if life.entry.released:
+            return ReportedPhase.SLEEPING
         if not life.warm or status is None:
             return ReportedPhase.DRAINING if self._wants(Want.DRAIN) and status is not None else life.phase
         return {
@@ -193,7 +207,11 @@ class Worker:
             max_in_flight=status.max_in_flight if status is not None else entry.max_in_flight,
             exit=entry.exit if phase is ReportedPhase.FAILED else None,
             log_path=str(self._setup.ledger.folder(entry.worker_id) / "engine.log") if entry.incarnation else "",
-            weight_version=entry.launch.weight_version,
+            weight_version=entry.weight_version,
+            freed_bytes=entry.freed_bytes,
+            reoccupied_bytes=entry.reoccupied_bytes,
+            missing_verbs=entry.missing_verbs,
+            verbs_known=entry.verbs_known,
             launch_fingerprint=entry.fingerprint,
             generation_tokens_total=load.generation_tokens_total if load else None,
             probe_failures=life.probe_failures if life is not None and life.warm else None,
@@ -202,6 +220,22 @@ class Worker:
             start_phases_s=entry.start_phases,
             slot_wait_s=life.slot_wait_s if life is not None else 0.0,
         )
+
+    async def verb(self, order: agent_pb2.VerbOrder) -> dict[str, object]:
+        """Does one verb at the engine. Raises FailedPrecondition when another engine, or none, is there."""
+        life = self._life
+        if life is None or life.ended or (order.incarnation and order.incarnation != life.entry.incarnation):
+            raise FailedPrecondition(
+                f"worker {order.worker_id} has no engine of incarnation {order.incarnation}.",
+                reason="NO_ENGINE",
+                field="worker_id",
+                value=order.worker_id,
+                remedy="Look at its state, and ask again.",
+            )
+        try:
+            return await life.verb(order.verb, dict(order.args), order.timeout_s)
+        finally:
+            self._wake()
 
     async def refresh(self) -> None:
         """Reads the shim's counts."""
@@ -227,8 +261,8 @@ class Worker:
             await self._event.wait()
 
     def _should_start(self) -> bool:
-        entry = self._entry
-        return self._wants(Want.RUN) and entry.generation > entry.started_generation
+        entry, target = self._entry, self._target
+        return target is not None and _starts(target) and entry.generation > entry.started_generation
 
     async def _live(self) -> None:
         """From start or adoption to the end of the engine."""
@@ -236,7 +270,7 @@ class Worker:
         if life is None:
             if not self._entry.live and self._target is not None:  # it may have run on a node whose clock is ahead
                 above = max(self._entry.incarnation, self._target.after_incarnation)
-                self._entry = dataclasses.replace(self._entry, incarnation=above)
+                self._entry = dataclasses.replace(self._entry, incarnation=above, **_fresh(self._target))
             life = self._life = Incarnation(self._setup, self._entry, self._wake)
             self._drain_since = None
             self.end_was_reported = False
@@ -257,7 +291,7 @@ class Worker:
         if not entry.stopped:
             # It ended by itself: that is the failure of everything that was wanted of it until now.
             entry = dataclasses.replace(entry, started_generation=entry.generation)
-        elif self._target is not None and self._target.want is Want.RUN:
+        elif self._target is not None and _starts(self._target):
             entry = dataclasses.replace(entry, launch=self._target.launch)
         self._entry = entry
         self._life = None
@@ -271,11 +305,49 @@ class Worker:
                 await life.stop(0.0)
         elif target is not None and target.want is Want.STOP:
             await self._stop(life, target)
+        elif life.busy:
+            return  # a change of the engine is under way, and wakes this when it is done
         elif target is not None and life.status is not None:
-            await self._admit(life, target)
-        elif life.warm and life.status is not None and life.status.admission == STARTING:
+            await self._serve(life, target)
+        elif life.warm and life.status is not None and life.status.admission == STARTING and _runs(life.entry.want):
             # Adopted while it loaded, and no control plane has spoken yet: what was wanted last still is.
             await self._admit(life, self._own_order(life.entry.want))
+
+    async def _serve(self, life: Incarnation, target: DesiredWorker) -> None:
+        if target.want is Want.SLEEP:
+            await self._sleep(life, target)
+        elif target.want is Want.RUN and life.entry.released:
+            life.change("wake", life.changes().wake(target.weight_version, target.weight_source))
+        elif target.want is Want.RUN and life.warm and _other_weights(life, target):
+            await self._close(life, target, PAUSED)
+            if _is_closed(life, (PAUSED, STARTING, DRAINING)):
+                life.set_phase(ReportedPhase.SYNCING_WEIGHTS)
+                life.change("weights", life.changes().new_weights(target.weight_version, target.weight_source))
+        else:
+            paused_at = life.entry.engine_paused_at
+            resumes = target.want is Want.RUN and not target.paused and paused_at is not None
+            if resumes and target.generation > (paused_at or 0):
+                await life.resume_engine()
+            await self._admit(life, target)
+
+    async def _sleep(self, life: Incarnation, target: DesiredWorker) -> None:
+        """Nothing new, nothing running, and then the engine's memory. A start goes to its end first."""
+        if life.entry.released or not life.warm:
+            return
+        await self._close(life, target, DRAINING)
+        if _is_closed(life, (DRAINING,)):
+            life.set_phase(ReportedPhase.DRAINING)
+            life.change("sleep", life.changes().sleep(target.sleep_level or 1))
+
+    async def _close(
+        self, life: Incarnation, target: DesiredWorker, admission: "shim_pb2.ShimAdmission.ValueType"
+    ) -> None:
+        """The shim refuses new requests; with `abort_in_flight` it cuts those that run."""
+        status = life.status
+        closed = status is not None and status.admission in (STARTING if admission == PAUSED else admission, admission)
+        want = Want.DRAIN if admission == DRAINING else Want.RUN
+        if not closed or target.abort_in_flight:
+            await self._admit(life, dataclasses.replace(target, want=want, paused=True))
 
     async def _stop(self, life: Incarnation, target: DesiredWorker) -> None:
         kill = target.kill or self._kill
@@ -297,7 +369,8 @@ class Worker:
         elif life.warm:
             admission = PAUSED if target.paused else OPEN
             self._drain_since = None
-        abort = target.want is Want.DRAIN and target.abort_in_flight and self._aborted_generation < target.generation
+        closes = target.want is Want.DRAIN or target.paused
+        abort = closes and target.abort_in_flight and self._aborted_generation < target.generation
         bound = target.launch.max_in_flight if target.launch.max_in_flight != status.max_in_flight else 0
         if admission == status.admission and target.generation <= status.generation and not abort and not bound:
             return
@@ -325,6 +398,44 @@ class Worker:
         if news != self._reported:
             self._reported = news
             self._setup.changed()
+
+
+def _starts(desired: DesiredWorker) -> bool:
+    """The order makes an engine start where there is none."""
+    return desired.want is Want.RUN or (desired.want is Want.SLEEP and desired.start_asleep)
+
+
+def _runs(want: Want) -> bool:
+    return want is not Want.SLEEP
+
+
+def _fresh(target: DesiredWorker) -> dict[str, Any]:
+    """What the ledger knows of the engine that is about to be started. Weights without a source are its own."""
+    return {
+        "released": (),
+        "sleep_level": 0,
+        "changing": "",
+        "freed_bytes": None,
+        "reoccupied_bytes": None,
+        "bytes_asleep": None,
+        "weight_version": "" if target.weight_source else target.launch.weight_version,
+        "weight_wanted": target.weight_version,
+        "weight_source": target.weight_source,
+        "engine_paused_at": None,
+        "missing_verbs": {},
+        "verbs_known": False,
+    }
+
+
+def _other_weights(life: Incarnation, target: DesiredWorker) -> bool:
+    """It shall serve others than it has, and there is a place to load them from."""
+    return bool(target.weight_source) and target.weight_version != life.entry.weight_version
+
+
+def _is_closed(life: Incarnation, admissions: "tuple[shim_pb2.ShimAdmission.ValueType, ...]") -> bool:
+    """The shim admits nothing and nothing runs in it."""
+    status = life.status
+    return status is not None and status.admission in admissions and status.in_flight == 0
 
 
 def _endpoint(host: str, port: int) -> str:

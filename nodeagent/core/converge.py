@@ -26,6 +26,7 @@ class KnownWorker:
     live: bool
     gpu_ids: tuple[str, ...] = ()
     launch_fingerprint: str = ""
+    asleep: bool = False  # its memory is released: its GPUs may be lent
 
 
 class Verdict(StrEnum):
@@ -46,7 +47,7 @@ class Step:
     message: str = ""
 
 
-_ORDER = {Want.STOP: 0, Want.DRAIN: 1, Want.RUN: 2}
+_ORDER = {Want.STOP: 0, Want.DRAIN: 1, Want.SLEEP: 2, Want.RUN: 3}
 
 
 def converge(
@@ -55,11 +56,13 @@ def converge(
     known: Mapping[str, KnownWorker],
     present_gpus: Collection[str],
 ) -> list[Step]:
-    """The steps in the order to take them: stops, then drains, then runs. An unknown want is left out.
+    """The steps in the order to take them: stops, drains, sleeps, runs. An unknown want is left out.
 
     A GPU that a stop of the same message is about to free still counts as taken: it is free when its worker says so.
+    GPUs of a sleeper are not taken; it wakes when nobody has them.
     """
-    taken = {gpu: worker.worker_id for worker in known.values() if worker.live for gpu in worker.gpu_ids}
+    awake = [worker for worker in known.values() if worker.live and not worker.asleep]
+    taken = {gpu: worker.worker_id for worker in awake for gpu in worker.gpu_ids}
     steps: list[Step] = []
     seen: set[str] = set()
     ordered = sorted(
@@ -73,8 +76,11 @@ def converge(
         seen.add(worker.worker_id)
         step = _judge(store_id, worker, known.get(worker.worker_id), present_gpus, taken)
         steps.append(step)
-        if step.verdict is Verdict.FOLLOW and _starts(store_id, worker, known.get(worker.worker_id)):
+        there = known.get(worker.worker_id)
+        if step.verdict is Verdict.FOLLOW and _starts(store_id, worker, there):
             taken.update(dict.fromkeys(worker.launch.gpu_ids, worker.worker_id))
+        elif step.verdict is Verdict.FOLLOW and there is not None and _wakes(worker, there):
+            taken.update(dict.fromkeys(there.gpu_ids, worker.worker_id))
     return steps
 
 
@@ -95,6 +101,10 @@ def _judge(
         return Step(worker, Verdict.IGNORE, "OLDER_GENERATION", message)
     if known is not None and known.live and known.store_id != store_id:
         return _judge_foreign(worker, known)
+    if known is not None and _wakes(worker, known):
+        users = sorted({taken[gpu] for gpu in known.gpu_ids if gpu in taken} - {worker.worker_id})
+        if users:
+            return Step(worker, Verdict.IGNORE, "GPU_LENT", f"its GPUs are lent to {', '.join(users)}; it wakes after")
     if _starts(store_id, worker, known):
         others = {gpu: owner for gpu, owner in taken.items() if owner != worker.worker_id}
         try:
@@ -106,9 +116,15 @@ def _judge(
 
 def _starts(store_id: str, worker: DesiredWorker, known: KnownWorker | None) -> bool:
     """Whether the worker has no process and following the order makes it start one."""
-    if worker.want is not Want.RUN or (known is not None and known.live):
+    starts = worker.want is Want.RUN or (worker.want is Want.SLEEP and worker.start_asleep)
+    if not starts or (known is not None and known.live):
         return False
     return known is None or known.store_id != store_id or worker.generation > known.generation
+
+
+def _wakes(worker: DesiredWorker, known: KnownWorker) -> bool:
+    """Whether following the order makes a sleeper take its memory again."""
+    return worker.want is Want.RUN and known.live and known.asleep
 
 
 def _judge_foreign(worker: DesiredWorker, known: KnownWorker) -> Step:
