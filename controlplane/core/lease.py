@@ -57,7 +57,9 @@ def _register(draft: Draft, node_id: str, live: NodeLive) -> None:
     if live.goodbye or not live.connected or live.hello is None or not heard:
         return
     node = draft.nodes.get(node_id)
-    state = NodeState.RELEASING if live.stopping else NodeState.UP
+    node = _with_notice(draft, node)
+    noticed = node is not None and node.spec.ends_at is not None
+    state = NodeState.RELEASING if live.stopping or noticed else NodeState.UP
     if node is not None and _is_given_back(node):
         if node.state is not NodeState.RELEASING:
             node = _move(draft, node, NodeState.RELEASING, "COMES_LATE")
@@ -66,9 +68,18 @@ def _register(draft: Draft, node_id: str, live: NodeLive) -> None:
         node = Node(node_id, state=state, state_since=draft.now, observed=live.hello)
         _say(draft, node, live.hello)
     elif node.state is not state:
-        node = _move(draft, node, state, "STOPPING" if live.stopping else "REGISTERED")
+        reason = "NOTICE" if noticed else "REGISTERED"
+        node = _move(draft, node, state, "STOPPING" if live.stopping else reason)
         _say(draft, node, live.hello)
     draft.put(_joined(dataclasses.replace(node, observed=live.hello)))
+
+
+def _with_notice(draft: Draft, node: Node | None) -> Node | None:
+    """A node that was taken away as announced, and is there again, is another one of that name."""
+    away = node is not None and node.state in (NodeState.GONE, NodeState.LOST)
+    if node is None or not away or node.spec.ends_at is None or draft.now < node.spec.ends_at:
+        return node
+    return dataclasses.replace(node, spec=dataclasses.replace(node.spec, ends_at=None))
 
 
 def _is_given_back(node: Node) -> bool:
@@ -76,7 +87,7 @@ def _is_given_back(node: Node) -> bool:
     agent still reports, and one that was given up does not because its agent comes after all."""
     if node.provided is None or node.provided.fixed:
         return False
-    leaving = node.state is NodeState.RELEASING and node.reason != "STOPPING"
+    leaving = node.state is NodeState.RELEASING and node.reason not in ("STOPPING", "NOTICE")
     return node.provided.release or leaving or node.state is NodeState.GONE
 
 

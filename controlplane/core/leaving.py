@@ -3,7 +3,7 @@
 from controlplane.core.aims import staying
 from controlplane.core.draft import Draft
 from controlplane.core.drains import drain, drain_timeout_s
-from controlplane.core.signals import is_leaving
+from controlplane.core.signals import is_leaving, node_end
 from controlplane.core.starts import cancel
 from springtide.model.enums import Phase, State
 from springtide.model.pool import Pool
@@ -12,11 +12,15 @@ _LEAVE_SLACK_S = 5.0  # before a node's announced end, on top of the drain timeo
 
 
 def leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
-    """Workers of nodes that stop: starts are cancelled, ACTIVE ones drain once they are replaced, or when no
-    replacement comes, or when the node's deadline leaves no more time. Drains end before the node does."""
+    """Workers of nodes that stop: starts are cancelled. ACTIVE ones drain at once after a notice, as long as half of
+    the target serves on; else once they are replaced, when no replacement comes, or when the node's deadline leaves no
+    more time. Drains end before the node does."""
     remaining = staying(draft, pool)
     ready = sum(1 for worker in remaining if worker.state is State.ACTIVE)
     coming = len(remaining) - ready
+    serving = ready + sum(
+        1 for w in draft.workers_of(pool.name) if w.state is State.ACTIVE and is_leaving(w, draft.nodes)
+    )
     for worker in draft.workers_of(pool.name):
         if draft.full or not is_leaving(worker, draft.nodes):
             continue
@@ -26,7 +30,9 @@ def leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
         elif worker.state is State.ACTIVE:
             latest, end = _leave_times(draft, pool, node_id)
             awaited = draft.awaited.get(pool.name, 0)  # a replacement whose node is still coming
-            if ready >= target or coming + awaited == 0 or draft.now >= latest:
+            enough = _has_notice(draft, node_id) and serving > max(1, -(-target // 2))
+            if enough or ready >= target or coming + awaited == 0 or draft.now >= latest:
+                serving -= 1
                 drain(draft, worker, "NODE_STOPPING", f"{node_id} stops", deadline=end)
             else:
                 draft.wake(latest)
@@ -37,13 +43,17 @@ def leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
                 draft.wake(end)
 
 
+def _has_notice(draft: Draft, node_id: str) -> bool:
+    """Its agent or an operator says that it ends soon. The end that a provisioner plans leaves time to replace."""
+    live = draft.live(node_id)
+    told = live is not None and live.stop_deadline_at is not None
+    return told or draft.nodes[node_id].spec.ends_at is not None
+
+
 def _leave_times(draft: Draft, pool: Pool, node_id: str) -> tuple[float, float]:
     """(when a worker of the stopping node has to begin its drain, when that drain has to end)."""
-    live, timeout_s = draft.live(node_id), drain_timeout_s(pool)
-    provided = draft.nodes[node_id].provided
-    told = [live.stop_deadline_at if live is not None else None, provided.ends_at if provided is not None else None]
-    ends = [at for at in told if at is not None]
-    if not ends:
+    timeout_s, end = drain_timeout_s(pool), node_end(draft.nodes[node_id], draft.live(node_id))
+    if end is None:
         return draft.nodes[node_id].state_since + timeout_s, draft.now + timeout_s
-    latest = min(ends) - timeout_s - _LEAVE_SLACK_S
-    return latest, min(draft.now + timeout_s, max(min(ends) - _LEAVE_SLACK_S, draft.now))
+    latest = end - timeout_s - _LEAVE_SLACK_S
+    return latest, min(draft.now + timeout_s, max(end - _LEAVE_SLACK_S, draft.now))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controlplane.core.draft import report_of
-from controlplane.core.snapshot import LoadSample, RouterLive, Snapshot
+from controlplane.core.snapshot import LoadSample, NodeLive, RouterLive, Snapshot
 from springtide.model.enums import NodeState, State
 from springtide.model.node import Node
 from springtide.model.worker import Worker, WorkerReport
@@ -55,6 +55,16 @@ def is_leaving(worker: Worker, nodes: Mapping[str, Node]) -> bool:
     """Its node has announced that it stops: the worker serves on, but no longer counts as capacity to plan with."""
     node = nodes.get(worker.intent.node_id)
     return node is not None and node.state is NodeState.RELEASING
+
+
+def node_end(node: Node, live: NodeLive | None) -> float | None:
+    """When it is taken away, by whoever says the earliest: its agent, its provisioner, an operator."""
+    told = [
+        live.stop_deadline_at if live is not None else None,
+        node.provided.ends_at if node.provided is not None else None,
+        node.spec.ends_at,
+    ]
+    return min((at for at in told if at is not None), default=None)
 
 
 def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[str, Node], now: float) -> LoadSample:

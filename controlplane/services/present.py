@@ -58,9 +58,9 @@ def node_message(snapshot: Snapshot, node: Node, now: float) -> pb.Node:
     free = free_gpus(node, snapshot.workers.values(), live)
     age_s = None if live is None else max(0.0, now - live.last_heard_at)
     message = node_to_proto(node, free, age_s, foreign_workers(snapshot, node.node_id))
-    end = node_end(node, live)
+    end = timestamp(node_end(node, live))
     if end is not None:
-        message.ends_at.CopyFrom(timestamp(end))
+        message.ends_at.CopyFrom(end)
     return message
 
 

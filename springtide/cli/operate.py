@@ -1,4 +1,4 @@
-"""Commands that change what is wanted: scale, pause, resume, drain, undrain, activate, cancel, cordon, uncordon."""
+"""Commands that change what is wanted of pools, workers and nodes: from scale to notice."""
 
 from typing import Any
 
@@ -128,6 +128,18 @@ async def cordon(invocation: Invocation, node_id: str, reason: str) -> None:
 async def uncordon(invocation: Invocation, node_id: str) -> None:
     """Place workers on NODE_ID again."""
     _show_node(invocation, await invocation.client.uncordon(node_id), "takes new workers")
+
+
+@click.command()
+@click.argument("node_id")
+@click.option("--in", "in_s", type=Duration(), default=0.0, help="Time until it is gone, e.g. 120s. Default: at once.")
+@click.option("--withdraw", is_flag=True, help="It stays after all.")
+@command
+async def notice(invocation: Invocation, node_id: str, in_s: float, withdraw: bool) -> None:
+    """Say that NODE_ID is taken away: its workers are replaced elsewhere and drained before."""
+    node = await invocation.client.notice(node_id, in_s=in_s, withdraw=withdraw)
+    how = "stays" if withdraw else f"is taken away in {text.duration(in_s)}; its workers leave"
+    _show_node(invocation, node, how)
 
 
 def _show_pool(invocation: Invocation, pool: Pool, how: str) -> None:

@@ -28,6 +28,7 @@ _COMMANDS = {
     "cancel": ("springtide.cli.operate", "cancel", "Cancel a start."),
     "cordon": ("springtide.cli.operate", "cordon", "Place no new worker on a node."),
     "uncordon": ("springtide.cli.operate", "uncordon", "End a cordon."),
+    "notice": ("springtide.cli.operate", "notice", "Say that a node is taken away soon: preemption, maintenance."),
     "apply": ("springtide.cli.apply", "apply", "Create or change pools from a TOML or JSON file."),
     "delete": ("springtide.cli.apply", "delete", "Delete a pool."),
     "generate": ("springtide.cli.generate", "generate", "Stream one answer to the terminal."),

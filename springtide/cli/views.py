@@ -212,6 +212,8 @@ def nodes(items: Iterable[Node]) -> str:
 
 def _node_note(node: Node) -> str:
     notes = [f"cordoned: {node.cordon_reason}".removesuffix(": ")] if node.cordoned else []
+    if node.HasField("ends_at"):
+        notes.append(f"taken away in {text.remaining(node.ends_at)}")
     if node.foreign_workers:
         notes.append(f"{node.foreign_workers} foreign workers")
     return "; ".join(notes)

@@ -137,6 +137,12 @@ class AsyncSpringtide:
         uncordoned: Node = (await self._ask("UncordonNode", cp.UncordonNodeRequest(node_id=node_id))).node
         return uncordoned
 
+    async def notice(self, node_id: str, *, in_s: float = 0.0, withdraw: bool = False) -> Node:
+        """The node is taken away in `in_s` seconds: its workers are replaced elsewhere and drained before."""
+        request = cp.NoticeNodeRequest(node_id=node_id, until_gone=_duration(in_s), withdraw=withdraw)
+        noticed: Node = (await self._ask("NoticeNode", request)).node
+        return noticed
+
     # ------------------------------------------------------------ what happened, and where things stand
 
     async def decisions(self, *, pool: str = "", limit: int = 0, skip_holds: bool = False) -> list[Decision]:

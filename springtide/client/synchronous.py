@@ -96,6 +96,9 @@ class Springtide:
     def uncordon(self, node_id: str) -> Node:
         return self._wait(self._client.uncordon(node_id))
 
+    def notice(self, node_id: str, *, in_s: float = 0.0, withdraw: bool = False) -> Node:
+        return self._wait(self._client.notice(node_id, in_s=in_s, withdraw=withdraw))
+
     def decisions(self, *, pool: str = "", limit: int = 0, skip_holds: bool = False) -> list[Decision]:
         return self._wait(self._client.decisions(pool=pool, limit=limit, skip_holds=skip_holds))
 

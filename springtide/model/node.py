@@ -23,6 +23,7 @@ class NodeSpec:
 
     cordoned: bool = False
     cordon_reason: str = ""
+    ends_at: float | None = None  # an operator's notice: it is taken away then
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ loop does the rest. Services commit the plan with compare and try again on Confl
 """
 
 from controlplane.core.orders.lookup import node_named, pool_named, worker_named
-from controlplane.core.orders.nodes import cordon_node, uncordon_node
+from controlplane.core.orders.nodes import cordon_node, notice_node, uncordon_node
 from controlplane.core.orders.pools import apply_pool, delete_pool, pause_pool, resume_pool, scale_pool, set_weights
 from controlplane.core.orders.workers import (
     activate_worker,
@@ -28,6 +28,7 @@ __all__ = [
     "drain_worker",
     "lend_worker",
     "node_named",
+    "notice_node",
     "pause_pool",
     "pause_worker",
     "pool_named",

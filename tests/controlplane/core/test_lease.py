@@ -3,9 +3,12 @@
 import dataclasses
 from typing import Any
 
+import pytest
+
 from controlplane.core import orders
 from controlplane.core.desired import desired_workers
 from controlplane.core.snapshot import NodeLive
+from springtide.errors import FailedPrecondition
 from springtide.model.enums import Condition, DecisionResult, NodeState, Phase, ReportedPhase, State, Want
 from springtide.model.worker import WorkerReport
 from tests.controlplane.core.world import STORE_ID, World
@@ -246,6 +249,67 @@ def test_an_engine_that_hangs_is_killed_and_replaced() -> None:
     world.turn(times=8)
     assert world.states() == {"demo-1": "ACTIVE"}
     assert world.workers["demo-1"].intent.suspect_since is None
+
+
+def test_a_notice_unroutes_at_once_what_others_can_serve() -> None:
+    """NA10: with another ACTIVE worker there is nothing to wait for; a replacement starts at the same commit."""
+    world = two_nodes(desired=2, gpus=1, nodes=3)
+    leaving = world.workers["demo-1"].intent.node_id
+    here = {w.worker_id for w in world.workers.values() if w.intent.node_id == leaving}
+    world.apply(orders.notice_node(world.snapshot(), leaving, world.now, 120.0))
+    made = world.plan_once()
+    world.apply(made)
+    assert str(world.node_records[leaving].state) == "RELEASING"
+    assert world.node_records[leaving].reason == "NOTICE"
+    assert len(here) == 1
+    assert not here & set(world.routed())
+    assert [w.state for w in world.workers.values() if w.state is State.STARTING], "the replacement is asked for"
+    world.turn(times=10)
+    assert {w.intent.node_id for w in world.workers.values() if w.state is State.ACTIVE} & {leaving} == set()
+    assert world.count(State.ACTIVE) == 2
+
+
+def test_a_notice_leaves_half_of_a_pool_serving() -> None:
+    """NA10: when most of a pool is told to go, half of it serves on until replacements come or time is over."""
+    world = two_nodes(desired=4, gpus=1, nodes=8, max_workers=8)
+    for worker_id in ("demo-1", "demo-2", "demo-3"):
+        node_id = world.workers[worker_id].intent.node_id
+        world.apply(orders.notice_node(world.snapshot(), node_id, world.now, 300.0))
+    for node in world.nodes.values():
+        node.start_s = 1000.0
+    world.turn(times=5)
+    assert len(world.routed()) == 2
+    assert world.count(State.STARTING) == 3
+
+
+def test_a_notice_is_withdrawn() -> None:
+    """NA10: the node is UP again and takes workers; a cordon is not touched by a notice."""
+    world = two_nodes()
+    world.apply(orders.cordon_node(world.snapshot(), "n2", world.now, reason="look"))
+    world.apply(orders.notice_node(world.snapshot(), "n2", world.now, 60.0))
+    world.turn()
+    assert world.node_records["n2"].state is NodeState.RELEASING
+    world.apply(orders.notice_node(world.snapshot(), "n2", world.now, None))
+    world.turn()
+    record = world.node_records["n2"]
+    assert (record.state, record.spec.ends_at, record.spec.cordoned) == (NodeState.UP, None, True)
+    assert world.actions("n2")[-4:] == ["node_notice", "node_stopping", "node_notice_withdrawn", "node_up"]
+
+
+def test_a_node_that_was_taken_and_comes_back_has_no_notice() -> None:
+    """NA10: a new machine of the same name is not the one that was to go."""
+    world = two_nodes(nodes=3)
+    world.apply(orders.notice_node(world.snapshot(), "n2", world.now, 10.0))
+    world.turn(times=2)
+    world.nodes["n2"].reachable = False
+    world.turn(times=30)
+    assert str(world.node_records["n2"].state) == "LOST"
+    with pytest.raises(FailedPrecondition):
+        orders.notice_node(world.snapshot(), "n2", world.now, 10.0)
+    world.nodes["n2"].reachable = True
+    world.turn(times=2)
+    assert world.node_records["n2"].state is NodeState.UP
+    assert world.node_records["n2"].spec.ends_at is None
 
 
 def test_a_drain_under_way_ends_before_its_node_does() -> None:
