@@ -143,6 +143,12 @@ def _check_routing(spec: PoolSpec) -> None:
             )
 
 
+def _gpus_of(node: Node) -> int:
+    """Of one that is still coming: what its provisioner says that it will have."""
+    coming = node.state is NodeState.REQUESTED and node.provided is not None
+    return node.provided.gpus if coming and node.provided is not None else len(node.observed.gpus)
+
+
 def _check_gpus(spec: PoolSpec, nodes: Mapping[str, Node]) -> None:
     """A worker must fit at least one of the nodes that are known and carry the labels; while there is none, it may
     wait."""
@@ -153,7 +159,7 @@ def _check_gpus(spec: PoolSpec, nodes: Mapping[str, Node]) -> None:
         and all(node.observed.labels.get(key) == value for key, value in spec.placement.items())
     ]
     tp = spec.tensor_parallel_size
-    counts = {node.node_id: len(node.observed.gpus) for node in matching}
+    counts = {node.node_id: _gpus_of(node) for node in matching}
     if not counts or any(count >= tp and slots(count, tp)[1] == 0 for count in counts.values()):
         return
     listed = ", ".join(f"{node_id} has {count}" for node_id, count in sorted(counts.items())[:8])
