@@ -69,7 +69,7 @@ class Job:
         phase = self.phase
         why = ""
         if phase is Phase.ENDED or phase is Phase.ENDING:
-            why = "RELEASED" if released else self._end(notice_s)
+            why = "RELEASED" if released and not self.preempted else self._end(notice_s)
         left_s = self.left_s if phase in (Phase.RUNNING, Phase.ENDING) else None
         if left_s is not None and phase is Phase.RUNNING:
             left_s = left_s - notice_s  # from then on the agent drains
