@@ -100,9 +100,7 @@ class HttpFront:
         call: Call = request.state
         way = call.continuation
         if outcome.kind is OutcomeKind.OK:
-            self._dispatcher.served(
-                call.ticket, outcome.events, None if call.resumed else outcome.first_byte_at, FRONT
-            )
+            self._dispatcher.served(call.ticket, outcome.events, None if call.resumed else outcome.first_byte_at, FRONT)
             if way is not None:
                 way.close()
             return None

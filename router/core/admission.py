@@ -14,7 +14,7 @@ from router.core.patience import check_labels, due, patience_ends
 from router.core.pick import pick
 from router.core.policies.book import PolicyBook
 from router.core.policies.policy import Policy, Rng
-from router.core.retry import Blame, Ruling, Verdict
+from router.core.retry import SERVED, Blame, Ruling, Verdict
 from router.core.seat import Seat
 from router.core.ticket import Denied, Granted, Ticket
 from router.core.want import NO_NEEDS, NOTHING, Needs, Want
@@ -61,7 +61,7 @@ class Admission:
 
         A full queue makes room for a higher priority: its last one is denied by the next `pump`.
         """
-        queue = self._queues.setdefault(ticket.pool, [])
+        queue = self._queues.get(ticket.pool)
         pool = self.fleet.table.pools.get(ticket.pool)
         if pool is None:
             raise self._gone(ticket)
@@ -69,6 +69,8 @@ class Admission:
         # Nobody passes those that wait, unless it is older than they are (a retried one).
         if (not queue or ticket < queue[0]) and self._seat(ticket, now):
             return True
+        if queue is None:
+            queue = self._queues[ticket.pool] = []
         if not self.fleet.active(ticket.pool) and pool.max_workers == 0 and pool.starting == 0:
             raise self._reject(ticket, now, "POOL_AT_ZERO", f"Pool {pool.name} may have no worker (max_workers = 0).")
         if ticket.deadline is not None and ticket.deadline <= now:
@@ -101,14 +103,18 @@ class Admission:
         if ticket.want.needs is not NO_NEEDS:
             self.demand(ticket.pool).asked.left(ticket.want.needs.labels)
         seat.leave(now)
-        seat.own_tokens -= ticket.tokens
-        seat.own_prefill -= ticket.prefill
-        ticket.tokens = ticket.prefill = 0
+        if ticket.tokens:
+            seat.own_tokens -= ticket.tokens
+            seat.own_prefill -= ticket.prefill
+            ticket.tokens = ticket.prefill = 0
         if ticket.probe:
             ticket.probe = False
             seat.breaker.probe_over()
         if seat.own == 0:
             self.fleet.emptied(seat)
+        if ruling is SERVED:
+            seat.succeeded()
+            return
         if ruling.blame is Blame.SUCCESS:
             seat.succeeded()
         elif ruling.blame is Blame.FAILURE:
@@ -120,7 +126,7 @@ class Admission:
         if ruling.verdict is Verdict.CONTINUE and ticket.weight_version is None:
             ticket.weight_version = seat.worker.weight_version
         if ruling.verdict in (Verdict.RETRY, Verdict.CONTINUE):
-            ticket.excluded[seat.id] = now + DOUBT_S
+            ticket.excluded = {**ticket.excluded, seat.id: now + DOUBT_S}
             ticket.hopeless_at = now + DOUBT_S if ruling.doubtful else None
             self.demand(ticket.pool).retries_total += 1
 
@@ -159,21 +165,26 @@ class Admission:
         return self._policies.of(pool, routed.routing) if routed is not None else self._policies.of(pool)
 
     def _seat(self, ticket: Ticket, now: float) -> bool:
-        excluded = [key for key, until in ticket.excluded.items() if until > now]
+        seats, want = self.fleet.of(ticket.pool), ticket.want
+        excluded: list[tuple[str, int]] = []
+        if ticket.excluded:
+            excluded = [key for key, until in ticket.excluded.items() if until > now]
         if ticket.weight_version is not None:
-            excluded += [seat.id for seat in self.fleet.of(ticket.pool) if not ticket.suits(seat)]
+            excluded += [seat.id for seat in seats if not ticket.suits(seat)]
         policy = self.policy(ticket.pool)
-        seat = pick(policy, self.fleet.of(ticket.pool), excluded, now, self._rng, ticket.want)
+        seat = pick(policy, seats, excluded, now, self._rng, want)
         if seat is None:
             return False
         ticket.probe = seat.enter(now)
-        ticket.tokens, ticket.prefill = policy.cost(ticket.want)
-        seat.own_tokens += ticket.tokens
-        seat.own_prefill += ticket.prefill
+        tokens, prefill = policy.cost(want)
+        if tokens:
+            ticket.tokens, ticket.prefill = tokens, prefill
+            seat.own_tokens += tokens
+            seat.own_prefill += prefill
         ticket.seat = seat
         ticket.had_seat = True
         ticket.deadline = ticket.call_deadline
-        ticket.want.placed()
+        want.placed()
         ticket.attempts += 1
         ticket.hopeless_at = None
         if ticket.waiting_since is not None:

@@ -25,6 +25,8 @@ class Fleet:
         self._leaving: set[Seat] = set()
         self._by_pool: dict[str, list[Seat]] = {}
         self._by_model: dict[str, dict[Role, str]] = {}
+        self._usual: dict[str, RoutedPool] = {}
+        """Of requests that wish for no role."""
 
     def snapshot(self, table: RoutingTable, now: float) -> Change:
         """Takes a snapshot."""
@@ -74,6 +76,8 @@ class Fleet:
             if pool.role is None:
                 continue
             self._by_model.setdefault(pool.served_model_name, {})[pool.role] = name
+        usual = ((model, pool_for(by_role, None)) for model, by_role in self._by_model.items())
+        self._usual = {model: self.table.pools[name] for model, name in usual if name is not None}
 
     def _share(self) -> None:
         """A cell of the processes' common view for each seat and each pool."""
@@ -101,6 +105,8 @@ class Fleet:
 
         Raises NotFound that names the known models or roles.
         """
+        if role is None and (found := self._usual.get(model)) is not None:
+            return found
         by_role = self._by_model.get(model)
         name = model if by_role is None and model in self.table.pools else pool_for(by_role or {}, role)
         if name is None and by_role:

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from springtide.dataplane.messages import OutcomeKind
+from springtide.quick_enum import quick
 
 
+@quick
 class Verdict(Enum):
     """What to do with the request."""
 
@@ -16,6 +18,7 @@ class Verdict(Enum):
     ERROR = "error"  # the client gets an error
 
 
+@quick
 class Blame(Enum):
     """What the worker's seat is told."""
 

@@ -100,18 +100,22 @@ class Seat:
 
     def enter(self, now: float) -> bool:
         """One request goes there. True: it probes a worker whose breaker was open."""
-        self.own += 1
-        self.cell.put(self.own)
+        self.own = own = self.own + 1
         self.requests_total += 1
+        if self.cell is not ALONE:
+            self.cell.put(own)
+            own += self.cell.siblings()
         self._roll(now)
-        self._peaks[0] = max(self._peaks[0], self.own + self.cell.siblings())
-        return self.breaker.entered()
+        if own > self._peaks[0]:
+            self._peaks[0] = own
+        return self.breaker.trips_in_row > 0 and self.breaker.entered()
 
     def leave(self, now: float) -> None:
         """One request ended there."""
         self._roll(now)
         self.own -= 1
-        self.cell.put(self.own)
+        if self.cell is not ALONE:
+            self.cell.put(self.own)
 
     def reported(self, in_flight: int, now: float, kv_use: float | None = None) -> None:
         """The shim's count, seconds old. What we ourselves had there lately is taken off: the rest is others'."""
@@ -124,7 +128,8 @@ class Seat:
 
     def succeeded(self) -> None:
         """An answer came: whatever failed before is over."""
-        self.breaker.succeeded()
+        if self.breaker.failures_in_row:
+            self.breaker.succeeded()
 
     def failed(self, now: float, doubtful: bool = False) -> bool:
         """A transport error or a 5xx: back off, longer each time. What may be the request's fault must come thrice.
@@ -138,7 +143,7 @@ class Seat:
 
     def _roll(self, now: float) -> None:
         """Moves the window over which the own peak is kept: three spans, the current one first."""
-        spans = int((now - self._peak_at) / _PEAK_SPAN_S)
-        if spans > 0:
+        if now - self._peak_at >= _PEAK_SPAN_S:
+            spans = int((now - self._peak_at) / _PEAK_SPAN_S)
             self._peaks = ([self.own + self.cell.siblings()] * min(spans, 3) + self._peaks)[:3]
             self._peak_at = now

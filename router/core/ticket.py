@@ -1,10 +1,14 @@
 """A request on its way through admission, and what becomes of a held one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from router.core.seat import Seat
 from router.core.want import NOTHING, Want
 from springtide.errors import SpringtideError
+
+NOBODY: Mapping[tuple[str, int], float] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +22,7 @@ class Ticket:
     """The client's own for its wait; None: only the pool's waiting time-out."""
     want: Want = NOTHING
     attempts: int = 0
-    excluded: dict[tuple[str, int], float] = field(default_factory=dict)
+    excluded: Mapping[tuple[str, int], float] = field(default_factory=lambda: NOBODY)
     """Incarnations that failed it, and until when they are not tried again by it."""
     seat: Seat | None = None
     waiting_since: float | None = None

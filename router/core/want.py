@@ -37,11 +37,13 @@ NO_NEEDS = Needs()
 
 
 class Want:
-    """`prompt` gives bytes that only grow at their end when a conversation goes on; it is called when a policy asks."""
+    """`body`, an OpenAI request of `body_bytes`, or else `prompt` and the counts: looked at only when a policy asks.
 
-    __slots__ = ("_chunks", "deadline_s", "needs", "output_tokens", "priority", "prompt", "prompt_tokens",
-                 "request_id", "role",
-                 "session")  # fmt: skip
+    `prompt` gives bytes that only grow at their end when a conversation goes on.
+    """
+
+    __slots__ = ("_body", "_body_bytes", "_chunks", "_output_tokens", "_prompt", "_prompt_tokens", "deadline_s",
+                 "needs", "priority", "request_id", "role", "session")  # fmt: skip
 
     def __init__(
         self,
@@ -55,6 +57,8 @@ class Want:
         prompt_tokens: int = 0,
         output_tokens: int | None = None,
         prompt: Callable[[], bytes] | None = None,
+        body: Mapping[str, Any] | None = None,
+        body_bytes: int = 0,
     ) -> None:
         self.priority = priority
         self.deadline_s = deadline_s
@@ -62,10 +66,28 @@ class Want:
         self.request_id = request_id
         self.needs = needs
         self.role = role
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.prompt = prompt
+        self._prompt_tokens = prompt_tokens
+        self._output_tokens = output_tokens
+        self._prompt = prompt
+        self._body = body
+        self._body_bytes = body_bytes
         self._chunks: tuple[int, tuple[int, ...]] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As far as known without a tokenizer."""
+        return self._prompt_tokens if self._body is None else _prompt_tokens(self._body, self._body_bytes)
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The most that the answer may have; None: the request does not say."""
+        return self._output_tokens if self._body is None else _output_tokens(self._body)
+
+    def prompt(self) -> bytes:
+        """What prefixes are made of."""
+        if self._body is not None:
+            return prompt_bytes(self._body)
+        return self._prompt() if self._prompt is not None else b""
 
     def placed(self) -> None:
         """A worker has it: what was computed for the choice is not kept for as long as the answer takes."""
@@ -74,7 +96,7 @@ class Want:
     def chunks(self, size: int, most: int = 256) -> tuple[int, ...]:
         """One hash per whole chunk of the prompt, each over all that is before it too."""
         if self._chunks is None or self._chunks[0] != size:
-            text = self.prompt() if self.prompt is not None else b""
+            text = self.prompt()
             found, last = [], 0
             for at in range(size, min(len(text), most * size) + 1, size):
                 last = hash((last, text[at - size : at]))
@@ -91,9 +113,11 @@ def read_want(
 ) -> Want:
     """Raises InvalidArgument that names the header. `body` is an OpenAI request."""
     body = body or {}
-    session = _text(headers, b"x-session-id")
+    session = _text(headers, b"x-session-id") if headers else ""
     if not session and isinstance(user := body.get("user"), str):
         session = user[:256]
+    if not headers:
+        return Want(session=session, request_id=request_id, body=body, body_bytes=body_bytes)
     deadline, role, labels = headers.get(b"x-deadline-ms"), headers.get(b"x-role"), headers.get(b"x-require-labels")
     minimum, maximum = _text(headers, b"x-min-weight-version"), _text(headers, b"x-max-weight-version")
     needs = Needs(_labels(labels) if labels else (), minimum, maximum) if labels or minimum or maximum else NO_NEEDS
@@ -104,9 +128,8 @@ def read_want(
         request_id=request_id,
         needs=needs,
         role=None if role is None else _role(role),
-        prompt_tokens=_prompt_tokens(body, body_bytes),
-        output_tokens=_output_tokens(body),
-        prompt=lambda: prompt_bytes(body),
+        body=body,
+        body_bytes=body_bytes,
     )
 
 

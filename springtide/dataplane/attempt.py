@@ -74,7 +74,7 @@ class Attempt:
         "verbatim",
     )
 
-    def __init__(self, exchange: "Exchange", route: Route) -> None:
+    def __init__(self, exchange: "Exchange", route: Route, now: float) -> None:
         self.exchange = exchange
         self.route = route
         self.phase = CONNECTING
@@ -95,7 +95,7 @@ class Attempt:
         self.begun = False  # any byte of this attempt did
         self.sent = 0
         self.active = False  # data came since the last sweep
-        self.started_at = self.last_at = exchange.server.loop.time()
+        self.started_at = self.last_at = now
         # `last_at`: start of the phase, then the last sweep that saw data
         self.first_byte_at: float | None = None
 
@@ -120,7 +120,7 @@ class Attempt:
     def _connected(self, task: "asyncio.Task[Upstream]") -> None:
         if task is not self.connecting:  # given up meanwhile
             if not task.cancelled() and task.exception() is None:
-                task.result().release()
+                task.result().release(self.exchange.server.loop.time())
             return
         self.connecting = None
         if task.cancelled():
@@ -318,7 +318,7 @@ class Attempt:
         code = error.get("code")
         if not self.started and isinstance(code, int) and 400 <= code < 500 and code not in (408, 429):
             # The client's own fault, found late: an ordinary 4xx answer.
-            outcome = self._outcome(OutcomeKind.OK, status=code)
+            outcome = self._outcome(OutcomeKind.OK, self.exchange.server.loop.time(), status=code)
             outcome.answer = error_reply(code, message, str(error.get("type") or "invalid_request_error"), code)
             self._drop()
             self.exchange.over(outcome, close=False)
@@ -373,12 +373,12 @@ class Attempt:
         assert head is not None
         refused = bool(head.refusal) and head.status >= 400
         if refused or head.status >= 500:
-            self._let_go()
+            self._let_go(self.exchange.server.loop.time())
             reply = Reply(head.status, tuple(h for h in head.headers if h[0] not in _FRAMING_HEADERS), payload)
             self.fail(OutcomeKind.REFUSED if refused else OutcomeKind.ERROR_STATUS, reply=reply)
             return
         if self.resumes:
-            self._let_go()
+            self._let_go(self.exchange.server.loop.time())
             detail = f"the worker answered HTTP {head.status} to a continuation: {payload[:200]!r}"
             self.fail(OutcomeKind.BAD_RESPONSE, detail=detail)
             return
@@ -393,9 +393,10 @@ class Attempt:
 
     def _complete(self) -> None:
         """The answer went out whole."""
-        self._let_go()
+        now = self.exchange.server.loop.time()
+        self._let_go(now)
         failed = self.head is not None and self.head.status >= 500
-        outcome = self._outcome(OutcomeKind.ERROR_STATUS if failed else OutcomeKind.OK)
+        outcome = self._outcome(OutcomeKind.ERROR_STATUS if failed else OutcomeKind.OK, now)
         self.exchange.over(outcome, close=not self.exchange.keep_alive())
 
     def fail(
@@ -424,7 +425,7 @@ class Attempt:
                 self._finish()
                 return
             self._emit(self._encode(tail), len(tail))
-        outcome = self._outcome(kind, detail=detail, timeout=timeout)
+        outcome = self._outcome(kind, self.exchange.server.loop.time(), detail, timeout)
         if reported is not None:
             outcome.error_type = str(reported.get("type") or "")
             outcome.error_code = reported.get("code")
@@ -445,7 +446,8 @@ class Attempt:
 
     def leave(self) -> Outcome:
         """The client went: the upstream is cut at once."""
-        outcome = self._outcome(OutcomeKind.OK if self.finished else OutcomeKind.CLIENT_GONE)
+        now = self.exchange.server.loop.time()
+        outcome = self._outcome(OutcomeKind.OK if self.finished else OutcomeKind.CLIENT_GONE, now)
         self._drop()
         return outcome
 
@@ -481,23 +483,27 @@ class Attempt:
 
     # ------------------------------------------------------------ small parts
 
-    def _outcome(self, kind: OutcomeKind, detail: str = "", timeout: str = "", status: int = 0) -> Outcome:
-        head = self.head
-        return Outcome(
+    def _outcome(self, kind: OutcomeKind, now: float, detail: str = "", timeout: str = "", status: int = 0) -> Outcome:
+        head, scan = self.head, self.scan
+        outcome = Outcome(
             kind,
             self.route,
-            status=status or (head.status if head is not None else 0),
-            bytes=self.sent,
-            events=self.scan.count if self.scan is not None else 0,
-            started_at=self.started_at,
-            first_byte_at=self.first_byte_at,
-            finished_at=self.exchange.server.loop.time(),
-            response_started=self.started,
-            refusal=head.refusal if head is not None else "",
-            timeout=timeout,
-            detail=detail,
-            headers=head.headers if head is not None else (),
+            status,
+            self.sent,
+            scan.count if scan is not None else 0,
+            self.started_at,
+            self.first_byte_at,
+            now,
+            self.started,
+            "",
+            timeout,
+            detail,
         )
+        if head is not None:
+            outcome.status = status or head.status
+            outcome.refusal = head.refusal
+            outcome.headers = head.headers
+        return outcome
 
     def _drop(self) -> None:
         """Lets go of whatever is under way, at once."""
@@ -509,7 +515,7 @@ class Attempt:
         if connecting is not None:
             connecting.cancel()
 
-    def _let_go(self) -> None:
+    def _let_go(self, now: float) -> None:
         """Gives the connection back where the answer ended clean; else closes it."""
         self.phase = OVER
         conn, self.conn = self.conn, None
@@ -518,7 +524,7 @@ class Attempt:
         body, head = self.body, self.head
         clean = head is not None and head.keep_alive and (body is None or (body.done and not body.rest))
         if clean and conn.transport.get_write_buffer_size() == 0:
-            conn.release()
+            conn.release(now)
         else:
             conn.drop()
 

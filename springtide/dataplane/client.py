@@ -234,7 +234,7 @@ class Answer:
         if conn is None:
             return
         if self._ended and self._keep_alive and self._body is not None and not self._body.rest and not self._failure:
-            conn.release()
+            conn.release(asyncio.get_running_loop().time())
         else:
             conn.drop()
 

@@ -53,14 +53,14 @@ class Exchange:
         except Exception:
             log.exception("the director failed on %s %s", self.request.method, self.request.path)
             answer = error_reply(500, "internal error", "internal_error")
-        self._take(answer)
+        self._take(answer, self.request.started_at)
 
-    def _take(self, answer: object) -> None:
+    def _take(self, answer: object, now: float) -> None:
         if isinstance(answer, Route):
             self.phase = RUNNING
             self.reply_headers = answer.reply_headers
-            self.attempt = Attempt(self, answer)
-            self.attempt.start()
+            self.attempt = attempt = Attempt(self, answer, now)
+            attempt.start()
         elif isinstance(answer, Reply):
             self._reply(answer)
         else:
@@ -83,7 +83,7 @@ class Exchange:
                 self._tell(Outcome(OutcomeKind.CLIENT_GONE, answer))
             return
         self.pending = None
-        self._take(answer)
+        self._take(answer, self.server.loop.time())
 
     # ------------------------------------------------------------ ends
 
@@ -94,7 +94,7 @@ class Exchange:
         if outcome.answer is None:
             self._end(close)
         elif retry is not None and outcome.kind is not OutcomeKind.OK:
-            self._take(retry.answer)
+            self._take(retry.answer, self.server.loop.time())
         else:
             self._reply(outcome.answer)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
+from springtide.quick_enum import quick
+
 if TYPE_CHECKING:
     from springtide.dataplane.heads import RequestHead
 
@@ -231,6 +233,7 @@ class Reply:
     close: bool = False
 
 
+@quick
 class OutcomeKind(Enum):
     """How one attempt ended."""
 

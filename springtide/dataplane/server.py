@@ -223,7 +223,6 @@ class ClientConnection(asyncio.Protocol):
         if close or self.transport.is_closing():
             self._close()
             return
-        self.deadline = self.server.loop.time() + self.server.limits.idle_timeout_s
         if self.buffer:
             # From the loop, so that a long pipeline neither nests nor keeps others waiting.
             self.server.loop.call_soon(self._next)
@@ -275,6 +274,9 @@ class ClientConnection(asyncio.Protocol):
         if self.paused and now - self.paused_at > self.server.limits.stall_timeout_s:
             self._gone()
             self.transport.abort()
+        elif self.deadline == _NEVER:
+            if self.exchange is None:  # since the last sweep
+                self.deadline = now + self.server.limits.idle_timeout_s
         elif now > self.deadline:
             if self.closing:
                 self.transport.abort()

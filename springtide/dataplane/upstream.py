@@ -85,10 +85,10 @@ class Upstream(asyncio.Protocol):
         self.sink = None
         self.transport.abort()
 
-    def release(self) -> None:
-        """Gives the connection back for the next exchange."""
+    def release(self, now: float) -> None:
+        """Gives the connection back for the next exchange. `now`: the loop's clock."""
         self.sink = None
-        self.pool.put(self)
+        self.pool.put(self, now)
 
 
 class Links(Protocol):
@@ -165,13 +165,15 @@ class UpstreamPool:
             raise
         return conn
 
-    def put(self, conn: Upstream) -> None:
-        """Keeps a connection whose answer ended clean; closes it where the pool is full."""
+    def put(self, conn: Upstream, now: float) -> None:
+        """Keeps a connection whose answer ended clean; closes it where the pool is full. `now`: the loop's clock."""
         if self._closed or conn.transport.is_closing():
             conn.transport.abort()
             return
-        idle = self._idle.setdefault(conn.address, deque())
-        conn.idle_since = asyncio.get_running_loop().time()
+        idle = self._idle.get(conn.address)
+        if idle is None:
+            idle = self._idle[conn.address] = deque()
+        conn.idle_since = now
         if conn.held:
             conn.hold_back(False)  # else its end would go unseen
         idle.append(conn)
