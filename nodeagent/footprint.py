@@ -1,4 +1,4 @@
-"""How much memory a worker occupies: on its GPUs as the driver counts, or of its processes where these are simulated."""
+"""How much memory a worker occupies: on its GPUs as the driver counts, or in its processes where they are simulated."""
 
 import os
 from pathlib import Path

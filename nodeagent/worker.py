@@ -317,6 +317,7 @@ class Worker:
         if target.want is Want.SLEEP:
             await self._sleep(life, target)
         elif target.want is Want.RUN and life.entry.released:
+            life.set_phase(ReportedPhase.LOADING)
             life.change("wake", life.changes().wake(target.weight_version, target.weight_source))
         elif target.want is Want.RUN and life.warm and _other_weights(life, target):
             await self._close(life, target, PAUSED)

@@ -12,6 +12,7 @@ from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import WorkerReport
 from springtide.v1 import agent_pb2, agent_pb2_grpc
 from springtide.wire.agent import desired_state, heartbeat_from_proto, hello_from_proto
+from springtide.wire.verbs import outcome
 from tests.nodeagent.processes import eventually
 
 FAST = ("--startup-s", "0")
@@ -34,6 +35,8 @@ class FakeControlPlane(agent_pb2_grpc.AgentServiceServicer):
         self.wanted: dict[str, DesiredWorker] = {}
         self.hellos: list[Any] = []
         self.goodbyes: list[str] = []
+        self.verbs: dict[str, agent_pb2.VerbOrder] = {}
+        self.verb_results: list[agent_pb2.VerbResult] = []
         self.reports: dict[str, WorkerReport] = {}
         self.phases: dict[str, list[ReportedPhase]] = {}
         self.stopping: float | None = None
@@ -72,7 +75,7 @@ class FakeControlPlane(agent_pb2_grpc.AgentServiceServicer):
                 if self.ask_again:
                     self.ask_again = False
                     yield agent_pb2.SessionResponse(register_again=True)
-                yield desired_state(self.store_id, 1, 0.2, self.wanted.values())
+                yield desired_state(self.store_id, 1, 0.2, self.wanted.values(), self.verbs.values())
         finally:
             self._push.discard(push)
             reader.cancel()
@@ -85,6 +88,9 @@ class FakeControlPlane(agent_pb2_grpc.AgentServiceServicer):
             elif kind == "goodbye":
                 self.goodbyes.append(request.goodbye.reason)
                 return
+            elif kind == "verb_result":
+                self.verb_results.append(request.verb_result)
+                self.verbs.pop(request.verb_result.order_id, None)
             else:
                 heartbeat = heartbeat_from_proto(request.heartbeat)
                 self.heartbeats += 1
@@ -102,6 +108,16 @@ class FakeControlPlane(agent_pb2_grpc.AgentServiceServicer):
         chosen = of or (old.launch if old else launch())
         self.wanted[worker_id] = DesiredWorker(worker_id, "pool-1", generation, want, chosen, **more)
         self.tell()
+
+    async def verb(self, worker_id: str, verb: str, *, incarnation: int = 0, **args: str) -> Any:
+        """Orders a verb and waits for its result; raises what the agent raised."""
+        order_id = f"o{len(self.verb_results)}-{verb}"
+        self.verbs[order_id] = agent_pb2.VerbOrder(
+            order_id=order_id, worker_id=worker_id, incarnation=incarnation, verb=verb, args=args, timeout_s=20
+        )
+        self.tell()
+        found = await eventually(lambda: [r for r in self.verb_results if r.order_id == order_id])
+        return outcome(found[0])
 
     def change(self, worker_id: str, **more: Any) -> None:
         """Changes single fields of it."""
