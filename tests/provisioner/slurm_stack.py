@@ -27,6 +27,7 @@ class SlurmStack(Stack):
     ) -> None:
         super().__init__(folder, environ=cluster.environ, **options)
         self.cluster = cluster
+        self.most_jobs = 0
         del self.commands["nodeagent"]
         if nodes:
             with (folder / "controlplane.toml").open("a") as file:
@@ -45,13 +46,25 @@ class SlurmStack(Stack):
         wanted = ",".join(states) or "PD,CF,R,CG,S"
         found = self.cluster.run("squeue", "-h", "-t", wanted, "-o", "%i|%j|%N")
         rows = (line.split("|") for line in found.splitlines())
-        return {job: node for job, name, node in rows if name.startswith("springtide:hpc:")}
+        ours = {job: node for job, name, node in rows if name.startswith("springtide:hpc:")}
+        if not states:
+            self.most_jobs = max(self.most_jobs, len(ours))
+        return ours
+
+    def told(self, job: str) -> str:
+        """How the provisioner tells of a job: its line of `python -m provisioner.slurm jobs`."""
+        lines = self._operate("jobs").splitlines()
+        return next((line for line in lines if line.split()[0] == job), "")
 
     def cancel_jobs(self) -> None:
         """As an operator does at the end."""
-        command = [sys.executable, "-m", "provisioner.slurm", "cancel", "--config", str(self.provisioner_config)]
+        self._operate("cancel")
+
+    def _operate(self, action: str) -> str:
+        command = [sys.executable, "-m", "provisioner.slurm", action, "--config", str(self.provisioner_config)]
         done = subprocess.run(command, env=self.environ, cwd=ROOT, capture_output=True, text=True, timeout=90)
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def nodes_up(self) -> list[t.Node]:
         return [node for node in self.status().nodes if node.state == t.NODE_STATE_UP]

@@ -26,7 +26,7 @@ PROVIDER = {
     "preempt_grace_s": 6,
     "poll_interval_s": 0.2,
 }
-NODES = "idle_s = 2.0\nlost_release_s = 5.0\nbackoff_s = 0.5\nregister_timeout_s = 30.0\nrollover_lead_s = 25.0\n"
+NODES = "idle_s = 2.0\nlost_release_s = 5.0\nbackoff_s = 0.5\nregister_timeout_s = 30.0\nrollover_lead_s = 150.0\n"
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,6 @@ def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
     """PV4, CP9, CP10, CP12, NA10: acquired to the target; a preemption, a dead host, a time limit and restarts of
     provisioner and control plane under load: the pool comes back each time, no job is orphaned or one too many, and no
     client sees anything."""
-    most = 0
     stack.start()
     stack.apply(
         name="demo",
@@ -101,12 +100,13 @@ def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
         wait_for("the preemption", lambda: cluster.jobs().get(high) == "RUNNING")
         after = wait_whole(stack, "after a preemption")
         assert victim not in after
-        assert reasons(stack, victim) & {"PREEMPTED"}, stack.explain()
+        assert "PREEMPTED" in stack.told(victim)
         cluster.run("scancel", high)
 
         dead, host = next(iter(after.items()))
         cluster.kill_node(int(host.removeprefix("vnode")))
         wait_for("the end of its job", lambda: dead not in stack.jobs())
+        assert "NODE_FAIL" in stack.told(dead)
         before = wait_whole(stack, "after a host died")
         assert dead not in before
         cluster.start_node(int(host.removeprefix("vnode")))
@@ -116,24 +116,27 @@ def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
         stack.kill("controlplane")
         stack.start("provisioner")
         stack.start("controlplane")
-        most = max(most, len(stack.jobs()))
         assert wait_whole(stack, "after restarts") == before, "no job is lost, none is asked for twice"
 
         old, _ = next(iter(before.items()))
-        cluster.run("scontrol", "update", f"JobId={old}", "TimeLimit=1")
+        cluster.run("scontrol", "update", f"JobId={old}", "TimeLimit=3")
         wait_for("the end at the time limit", lambda: old not in stack.jobs(), 90)
         wait_whole(stack, "after a time limit")
-        assert reasons(stack, old) & {"TIME_LIMIT"}, stack.explain()
+        assert replaced_first(stack, old), stack.explain()
     finally:
         report = load.stop()
     assert not report.failed, report.explain()
     assert not report.inexact, report.explain()
-    assert most <= NODES_WANTED
+    assert stack.most_jobs <= NODES_WANTED + 1, "one more while one is replaced"
     ours = [job for job in cluster.jobs("all") if job != high]
     assert len(ours) == NODES_WANTED + 3, f"one job for each that was lost: {cluster.jobs('all')}"
 
 
-def reasons(stack: SlurmStack, job: str) -> set[str]:
-    """Why the node of a job left, as events tell."""
-    ids = {node.node_id for node in stack.status().nodes if node.reference == job}
-    return {event.reason for event in stack.events() if event.target in ids or event.node_id in ids}
+def replaced_first(stack: SlurmStack, job: str) -> bool:
+    """The workers of a job whose end was near were ACTIVE elsewhere before it ended."""
+    (node_id,) = (node.node_id for node in stack.status().nodes if node.reference == job)
+    events = stack.events()
+    said = [n for n, event in enumerate(events) if event.target == node_id and event.reason == "ENDS_SOON"]
+    gone = [n for n, event in enumerate(events) if event.target == node_id and event.action == "node_gone"]
+    ready = [event for event in events[said[0] : gone[0]] if event.action == "scale_up_complete"]
+    return len(ready) == GPUS
