@@ -23,7 +23,8 @@ def write_down(draft: Draft, pool: Pool, aim: Aim, moves: Moves, before: int, wa
         _write_convergence(draft, pool, aim, moves, before, was_desired)
         reason, message, result = answer.reason, answer.message, DecisionResult.HOLD
         moved = ()
-        unplaceable = moves.blocked is not None and not moves.grown and answer.reason not in _UNSURE
+        blocked = moves.blocked is not None and not moves.blocked.awaited  # what has a node coming is still on its way
+        unplaceable = blocked and not moves.grown and answer.reason not in _UNSURE
         if unplaceable:  # nobody asks for it any more: it is not started when room appears later
             draft.pool_intent(pool, desired_workers=max(pool.spec.min_workers, before))
     elif moved:

@@ -1,0 +1,289 @@
+"""The node saga, step by step: demand, caps, units, deadlines, idle nodes, preemption, rollover, ownership."""
+
+import dataclasses
+
+from controlplane.core.nodes.orders import provisioner_orders
+from controlplane.core.snapshot import PoolDemand
+from springtide.model.enums import NodeState, State
+from springtide.model.provisioning import CapabilitySet, ProvidedPhase
+from tests.controlplane.core.node_world import RULES, Host, NodeWorld, provider
+from tests.controlplane.core.world import FakeNode
+
+UP, REQUESTED, GONE = NodeState.UP, NodeState.REQUESTED, NodeState.GONE
+
+
+def want(world: NodeWorld, workers: int, **spec: object) -> None:
+    """A pool that an operator has pinned at so many workers."""
+    world.add_pool(desired=workers, min_workers=0, **spec)  # type: ignore[arg-type]
+    world.set_intent("demo", manual_workers=workers)
+
+
+def test_a_pool_that_fits_nowhere_gets_nodes_and_gives_them_back() -> None:
+    """CP9, CP3, PV1: acquire -> register -> workers; drained -> idle -> released. Four workers of one GPU take two
+    nodes of two."""
+    world = NodeWorld(provider())
+    want(world, 4)
+    world.settle()
+    world.turn()
+    assert len(world.records(REQUESTED)) == 2, "asked for at once, once, and no more than fits"
+    assert "AWAITS_NODE" in world.pools["demo"].intent.conditions[0]
+    world.turn(times=12)
+    assert world.count(State.ACTIVE) == 4
+    assert len(world.alive()) == 2
+    assert not world.pools["demo"].intent.conditions
+    world.set_intent("demo", manual_workers=0)
+    world.turn(times=40)
+    assert world.count(State.ACTIVE) == 0
+    assert world.alive() == []
+    assert not world.records(UP, REQUESTED, NodeState.RELEASING)
+    for action in ("node_requested", "node_up", "node_releasing", "node_gone"):
+        assert world.actions().count(action) == 2, action
+
+
+def test_the_record_is_committed_before_the_order() -> None:
+    """CP9: what the provisioner is told follows from records alone."""
+    world = NodeWorld(provider())
+    want(world, 1)
+    world.heartbeats()
+    before = provisioner_orders(world.snapshot(), "p1")
+    assert before.start == ()
+    world.settle()
+    told = provisioner_orders(world.snapshot(), "p1")
+    (start,) = told.start
+    assert start.group.node_ids == tuple(world.records(REQUESTED))
+    assert [wanted.pending for wanted in told.desired] == [1]
+    assert told == provisioner_orders(world.snapshot(), "p1"), "the same each time: CP17"
+
+
+def test_never_beyond_the_cap_and_whole_units() -> None:
+    """PV1: caps, rounding up to whole units."""
+    kinds = (CapabilitySet("pair", gpus_per_node=1, max_nodes=5, nodes_per_unit=2),)
+    world = NodeWorld(provider(sets=kinds))
+    want(world, 7)
+    world.turn(times=12)
+    assert len(world.alive()) == 4, "two pairs; a fifth would be half a pair"
+    assert len({world.node_records[key].provided.group_id for key in world.alive()}) == 2  # type: ignore[union-attr]
+    assert world.count(State.ACTIVE) == 4
+    assert "cap of 5" in world.pools["demo"].intent.conditions[0]
+
+
+def test_labels_and_sizes_choose_the_set_and_the_cheapest_comes_first() -> None:
+    """PV1, RT7: only a set whose nodes hold the worker; of those the cheapest per worker."""
+    kinds = (
+        CapabilitySet("small", gpus_per_node=1, max_nodes=9, cost_per_hour=0.1, labels={"zone": "a"}),
+        CapabilitySet("elsewhere", gpus_per_node=4, max_nodes=9, cost_per_hour=0.1, labels={"zone": "b"}),
+        CapabilitySet("dear", gpus_per_node=4, max_nodes=9, cost_per_hour=9.0, labels={"zone": "a"}),
+        CapabilitySet("fair", gpus_per_node=4, max_nodes=9, cost_per_hour=4.0, labels={"zone": "a"}),
+        CapabilitySet("unsaid", gpus_per_node=4, max_nodes=9, labels={"zone": "a"}),
+    )
+    world = NodeWorld(provider(sets=kinds))
+    want(world, 2, tensor_parallel_size=2, placement={"zone": "a"})
+    world.turn(times=10)
+    provided = [world.node_records[key].provided for key in world.alive()]
+    assert [found.capability_set for found in provided if found] == ["fair"]
+    assert world.count(State.ACTIVE) == 2
+
+
+def test_several_provisioners_share_one_demand() -> None:
+    """CP16, PL5: two provisioners, one demand: it is answered once."""
+    world = NodeWorld(provider("a", nodes=1), provider("b", nodes=9))
+    want(world, 4)
+    world.turn(times=12)
+    assert len(world.alive()) == 2
+    assert {world.node_records[key].provided.provisioner_id for key in world.alive()} == {"a", "b"}  # type: ignore[union-attr]
+    world.set_intent("demo", manual_workers=0)
+    world.turn(times=40)
+    assert world.alive() == [], "each stop went to the owner"
+
+
+def test_a_node_that_never_registers_is_given_back_and_tried_again_later() -> None:
+    """CP13, CP14: the deadline counts from RUNNING; the set rests, longer each time."""
+    world = NodeWorld(provider(never_registers=True))
+    want(world, 1)
+    world.turn(times=60)
+    asked = [event.at for event in world.events if event.action == "node_requested"]
+    given_up = [event for event in world.events if event.action == "node_gone"]
+    assert len(asked) >= 2
+    assert all(event.reason == "START_FAILED" and "NEVER_REGISTERED" in event.message for event in given_up)
+    assert len(world.alive()) <= 1, "the first is given back before the next comes"
+    world.providers["p1"].never_registers = False
+    world.turn(times=60)
+    assert world.count(State.ACTIVE) == 1
+    assert len(world.alive()) == 1
+
+
+def test_a_wait_in_the_queue_is_no_failure_unless_it_is_bounded() -> None:
+    """CP13, 4.2: a job that is PENDING for hours keeps its place; with pending_timeout_s it is given back."""
+    world = NodeWorld(provider(queue_s=10_000.0))
+    want(world, 1)
+    world.turn(seconds=10.0, times=20)
+    assert len(world.records(REQUESTED)) == 1
+    assert world.actions().count("node_requested") == 1
+    world.rules = dataclasses.replace(RULES, pending_timeout_s=30.0)
+    world = NodeWorld(provider(queue_s=10_000.0), rules=world.rules)
+    want(world, 1)
+    world.turn(seconds=5.0, times=20)
+    assert any("stayed in the queue" in event.message for event in world.events)
+
+
+def test_no_capacity_is_answered_and_another_set_is_asked_at_once() -> None:
+    """CP15: WORKER_GROUP_TOO_MUCH ends the request; the next best provisioner is asked in the same plan's commit."""
+    world = NodeWorld(provider("a", refuses=True), provider("b"))
+    want(world, 1)
+    world.turn(times=12)
+    assert any("WORKER_GROUP_TOO_MUCH" in event.message for event in world.events)
+    assert world.count(State.ACTIVE) == 1
+    assert [host.node_id.split("-")[0] for host in world.providers["b"].alive()] == ["b"]
+    assert not world.providers["a"].alive()
+
+
+def test_a_request_that_nobody_needs_any_more_is_cancelled() -> None:
+    """CP8: a node on its way is given back when its need is gone for long enough, and not before."""
+    world = NodeWorld(provider(queue_s=1000.0))
+    want(world, 1)
+    world.turn(times=3)
+    (node_id,) = world.records(REQUESTED)
+    world.set_intent("demo", manual_workers=0)
+    world.turn(times=5)
+    assert world.records(REQUESTED) == [node_id], "a short lull cancels nothing"
+    world.turn(times=10)
+    assert world.node_records[node_id].reason == "NOT_NEEDED"
+    world.turn(times=3)
+    assert world.alive() == []
+
+
+def test_greedy_sets_keep_their_nodes() -> None:
+    """PL7, PV4: keep_nodes has nodes without any pool, follows its target at run time, and gives back on less."""
+    kinds = (CapabilitySet("std", gpus_per_node=1, max_nodes=4, keep_nodes=3),)
+    world = NodeWorld(provider(sets=kinds))
+    world.turn(times=30)
+    assert len(world.alive()) == 3
+    world.providers["p1"].sets["std"] = dataclasses.replace(kinds[0], keep_nodes=1)
+    world.turn(times=30)
+    assert len(world.alive()) == 1
+    world.providers["p1"].sets["std"] = dataclasses.replace(kinds[0], keep_nodes=9)
+    world.turn(times=30)
+    assert len(world.alive()) == 4, "never beyond max_nodes"
+
+
+def test_a_preempted_node_is_replaced_in_the_same_commit() -> None:
+    """NA10, PV4: the notice comes with its end; the replacement is requested by the same plan, the worker serves on
+    until it is replaced, or until there is no more time."""
+    world = NodeWorld(provider())
+    want(world, 1, drain_timeout_s=3.0)
+    world.turn(times=10)
+    (node_id,) = world.records(UP)
+    host = world.providers["p1"].hosts[node_id]
+    host.ends_at, host.reason = world.now + 15.0, "PREEMPTED"
+    world.heartbeats()
+    made = world.plan_once()
+    actions = [event.action for event in made.events]
+    assert "node_preempted" in actions
+    assert "node_requested" in actions, "requested in the same commit"
+    active_before = world.count(State.ACTIVE)
+    world.turn(times=3)
+    assert world.count(State.ACTIVE) == active_before, "it serves on while its replacement comes"
+    world.turn(times=20)
+    (other,) = world.records(UP)
+    assert other != node_id
+    assert world.count(State.ACTIVE) == 1
+    assert world.node_records[node_id].state is GONE
+
+
+def test_a_time_limit_rolls_over() -> None:
+    """PV4: a replacement is up before the node ends; no moment without an ACTIVE worker."""
+    world = NodeWorld(provider())
+    want(world, 1, drain_timeout_s=2.0)
+    world.turn(times=10)
+    (node_id,) = world.records(UP)
+    world.providers["p1"].hosts[node_id].ends_at = world.now + 40.0
+    least = 9
+    for _ in range(60):
+        world.turn()
+        least = min(least, len(world.routed()))
+    assert least >= 1
+    assert node_id not in world.alive()
+    assert len(world.alive()) == 1
+
+
+def test_a_failed_node_is_replaced() -> None:
+    """CP12: its provisioner says NODE_FAIL and its agent is gone: replaced without waiting for the lease."""
+    world = NodeWorld(provider())
+    want(world, 1)
+    world.turn(times=10)
+    (node_id,) = world.records(UP)
+    host = world.providers["p1"].hosts[node_id]
+    host.phase, host.since, host.reason = ProvidedPhase.ENDED, world.now, "NODE_FAIL"
+    world.turn(seconds=0.5, times=2)
+    assert world.node_records[node_id].state is GONE
+    assert world.node_records[node_id].reason == "NODE_FAIL"
+    assert len(world.records(REQUESTED)) == 1
+    world.turn(times=12)
+    assert world.count(State.ACTIVE) == 1
+
+
+def test_a_late_agent_of_a_node_that_was_given_up_never_counts() -> None:
+    """CP12, CP13: what comes after its deadline is leaving, not capacity."""
+    world = NodeWorld(provider(never_registers=True))
+    want(world, 1)
+    world.turn(times=28)
+    late = world.records(GONE)[0]
+    world.set_intent("demo", manual_workers=0)
+    world.providers["p1"].hosts[late].phase = ProvidedPhase.RUNNING  # its provider did not hear of the stop
+    world.nodes[late] = FakeNode(late, 2)
+    world.turn()
+    assert world.node_records[late].state is NodeState.RELEASING
+    assert world.node_records[late].reason == "COMES_LATE"
+    assert late in [node_id for order in world.providers["p1"].orders.shutdown for node_id in order.node_ids]
+    assert world.count(State.STARTING, State.ACTIVE) == 0
+
+
+def test_an_empty_store_takes_in_what_runs() -> None:
+    """CP10: a control plane that has forgotten everything orphans nothing: what its provisioner lists is taken in, used
+    where it fits, and given back where it does not."""
+    world = NodeWorld(provider())
+    want(world, 4)
+    world.turn(times=12)
+    before = world.alive()
+    fresh = NodeWorld(*world.providers.values())
+    fresh.nodes, fresh.now = world.nodes, world.now
+    for node in fresh.nodes.values():
+        node.engines.clear()
+    want(fresh, 2)
+    fresh.turn(times=4)
+    assert sorted(fresh.records(UP)) == before
+    assert "node_requested" not in fresh.actions()
+    fresh.turn(times=30)
+    assert fresh.count(State.ACTIVE) == 2
+    assert len(fresh.alive()) <= 2, "what nothing needs is given back"
+
+
+def test_static_nodes_are_never_ordered() -> None:
+    """PV2: a static provisioner's nodes are used as they are; nothing is started or stopped."""
+    still = provider("s1", nodes=2, kind="static", never_registers=True)
+    still.hosts["n1"] = Host("n1", "n1", "std", ProvidedPhase.RUNNING, 0.0)
+    still.hosts["n2"] = Host("n2", "n2", "std", ProvidedPhase.RUNNING, 0.0)
+    world = NodeWorld(still, nodes=1)
+    want(world, 6)
+    world.turn(times=20)
+    assert world.count(State.ACTIVE) == 4
+    assert list(world.node_records) == ["n1"], "one whose agent is not there is none"
+    assert world.node_records["n1"].provided is not None
+    assert world.node_records["n1"].provided.provisioner_id == "s1"
+    world.set_intent("demo", manual_workers=0)
+    world.turn(times=30)
+    assert world.records(UP) == ["n1"]
+    assert "node_requested" not in world.actions()
+    assert still.started == []
+
+
+def test_from_zero_a_first_request_brings_a_node() -> None:
+    """F37, CP9: a pool at zero with one waiting request: node, worker, and back to nothing."""
+    world = NodeWorld(provider())
+    world.add_pool(min_workers=0)
+    world.turn(times=3)
+    assert world.alive() == []
+    world.demand["demo"] = PoolDemand(1)
+    world.turn(times=12)
+    assert world.count(State.ACTIVE) == 1
+    assert len(world.alive()) == 1
