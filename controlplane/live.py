@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from controlplane.core.measured import KEPT as START_UPS_KEPT
 from controlplane.core.snapshot import LiveView, LoadSample, NodeLive, PoolDemand, ProvisionerLive, RouterLive
 from springtide.errors import AlreadyExists, Exhausted
+from springtide.model.enums import ReportedPhase
 from springtide.model.node import NodeObserved
 from springtide.model.provisioning import CapabilitySet, GroupAnswer, ProvidedNode, ProvisionerReport
 from springtide.model.record import Decision
@@ -22,6 +23,7 @@ from springtide.wire.provisioner import ProvisionerHello
 MAX_NODES = 4096
 MAX_ROUTERS = 256
 MAX_PROVISIONERS = 64
+_SOONER_S = 1.0  # less is the same deadline, told again
 SAMPLES_KEPT = 1536
 FORGET_ROUTER_S = 60.0  # a router that has been gone for so long is no longer shown
 RIVAL_HEARTBEATS = 3  # a session heard within so many intervals defends its node id
@@ -41,6 +43,7 @@ class NodeSession:
     connected: bool = True
     stopping: bool = False
     stop_deadline_at: float | None = None
+    stop_reason: str = ""
     goodbye: bool = False
     reported: bool = False
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)
@@ -125,9 +128,14 @@ class Live:
         session.last_heard_at = now
         session.reports = reports
         session.reported = True
-        if not (heartbeat.stopping and session.stopping):  # the first deadline stands
+        known = session.stop_deadline_at
+        sooner = known is None or (deadline_at is not None and deadline_at < known - _SOONER_S)
+        if not (heartbeat.stopping and session.stopping) or sooner:  # else the first deadline stands
             session.stop_deadline_at = deadline_at
+            if heartbeat.stopping:
+                news.add(f"node/{node_id}")
         session.stopping = heartbeat.stopping
+        session.stop_reason = heartbeat.stop_reason
         return news
 
     def is_current(self, node_id: str, connection: int) -> bool:
@@ -327,6 +335,7 @@ def _node_live(session: NodeSession) -> NodeLive:
         hello=session.hello,
         stopping=session.stopping,
         stop_deadline_at=session.stop_deadline_at,
+        stop_reason=session.stop_reason,
         goodbye=session.goodbye,
         reports=session.reports,
         reported=session.reported,
@@ -386,10 +395,11 @@ def _forgotten(session: RouterSession, now: float) -> bool:
 
 
 def _matters(before: WorkerReport | None, after: WorkerReport | None) -> bool:
-    """Loads that only move are for the next sample; everything else, and a worker that becomes idle, is news."""
+    """Loads that only move are for the next sample; everything else, and a draining worker that becomes idle, is
+    news."""
     if before is None or after is None:
         return before is not after
-    if (before.in_flight == 0) != (after.in_flight == 0) and after.in_flight == 0:
+    if after.in_flight == 0 and before.in_flight != 0 and after.phase is ReportedPhase.DRAINING:
         return True
     return _facts(before) != _facts(after)
 
@@ -402,7 +412,7 @@ def _facts(report: WorkerReport) -> tuple[object, ...]:
         report.store_id,
         report.endpoint,
         report.exit,
-        report.engine_idle,
+        report.engine_idle and report.phase is ReportedPhase.DRAINING,  # what a drain ends with; else idle is load
         report.weight_version,
         report.probe_failures,
         report.freed_bytes,

@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import signal
+import time
 from pathlib import Path
 
 import springtide
@@ -16,6 +17,7 @@ from nodeagent.engines.rules import LaunchRules
 from nodeagent.ledger import Ledger
 from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
+from nodeagent.notices import notice_end
 from nodeagent.runtime import DISCOVERY_FILE, lock_data_dir, marker_of, remove_discovery, runtime_dir
 from nodeagent.session import Session
 from nodeagent.setup import NodeSetup
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _KILL_AFTER_S = 10.0
 _UNTOLD_AFTER_S = 2.0
+_NOTICE_POLL_S = 0.5
 _ONE_SIGNAL_S = 2.0
 """Batch systems and wrappers give one signal twice: to every process, and to a script that passes it on."""
 
@@ -80,6 +83,7 @@ class Agent:
         self._leave = asyncio.Event()
         self._drain = asyncio.Event()
         self._stop_deadline: float | None = None
+        self._stop_reason = ""
 
     async def run(self) -> None:
         """Returns when the process may exit with 0."""
@@ -96,11 +100,13 @@ class Agent:
             reconnect_max_s=loaded.reconnect_max_s,
             rng=random.Random(),
             stopping=self._seconds_left,
+            stop_reason=lambda: self._stop_reason,
         )
         await self._node.adopt()
         self._write_discovery(server.address if server else "")
         serving = asyncio.create_task(session.run())
         watchdog = asyncio.create_task(notify.feed_watchdog())
+        notices = asyncio.create_task(self._watch_notice_file())
         notify.ready(f"node {self._setup.node_id}")
         log.info("agent of node %s is up", self._setup.node_id, extra={"node": self._setup.node_id})
         try:
@@ -111,7 +117,8 @@ class Agent:
         finally:
             serving.cancel()
             watchdog.cancel()
-            await asyncio.gather(serving, watchdog, return_exceptions=True)
+            notices.cancel()
+            await asyncio.gather(serving, watchdog, notices, return_exceptions=True)
             await self._node.close()
             remove_discovery(self._data_dir)
             if server:
@@ -131,7 +138,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number, self._config.stop_action == "drain")
-        loop.add_signal_handler(signal.SIGUSR1, self._on_signal, signal.SIGUSR1, True)
+        loop.add_signal_handler(signal.Signals[self._config.notice_signal], self._on_notice_signal)
 
     def _on_signal(self, number: signal.Signals, drain: bool) -> None:
         now, before = self._clock.now(), self._last_signal
@@ -141,10 +148,36 @@ class Agent:
         self._signals += 1
         if drain and self._signals == 1:
             log.info("draining all workers; a second signal leaves them as they are")
-            self._stop_deadline = self._clock.now() + self._config.stop_timeout_s
-            self._drain.set()
+            self._begin_stop(now + self._config.stop_timeout_s, "STOPPED")
         else:
             self._leave.set()
+
+    def _on_notice_signal(self) -> None:
+        """Batch systems give it more than once; what comes after it, the stop itself, may shorten the time."""
+        if self._stop_deadline is None:
+            log.warning("%s: this node is taken away; draining all workers", self._config.notice_signal)
+            self._begin_stop(self._clock.now() + self._notice_s, "PRE_SIGNAL")
+
+    @property
+    def _notice_s(self) -> float:
+        return self._config.notice_s or self._config.stop_timeout_s
+
+    async def _watch_notice_file(self) -> None:
+        path = Path(self._config.notice_file)
+        while self._config.notice_file:
+            end = await asyncio.to_thread(notice_end, path, self._notice_s)
+            if end is not None and end > time.time():
+                log.warning("%s is there: this node is taken away; draining all workers", path)
+                self._begin_stop(self._clock.now() + end - time.time(), "NOTICE_FILE")
+                return
+            await asyncio.sleep(_NOTICE_POLL_S)
+
+    def _begin_stop(self, deadline: float, reason: str) -> None:
+        """The earliest deadline of all that were told stands."""
+        self._stop_deadline = deadline if self._stop_deadline is None else min(deadline, self._stop_deadline)
+        self._stop_reason = self._stop_reason or reason
+        self._drain.set()
+        self._setup.changed()
 
     def _seconds_left(self) -> float | None:
         if self._stop_deadline is None:
@@ -153,12 +186,11 @@ class Agent:
 
     async def _drain_all(self, session: Session) -> None:
         """The workers' control plane drains this node; without it, or when it takes too long, the agent does it."""
-        deadline = self._stop_deadline or self._clock.now()
-        notify.extend_timeout(self._config.stop_timeout_s + 2 * _KILL_AFTER_S)
+        notify.extend_timeout((self._seconds_left() or 0.0) + 2 * _KILL_AFTER_S)
         self._setup.changed()
         untold_since = self._clock.now()
         drained_by_us = False
-        while not self._over() and self._clock.now() < deadline:
+        while not self._over() and self._clock.now() < (self._stop_deadline or 0.0):
             if session.connected and self._node.serves(session.store_id):
                 untold_since = self._clock.now()
             elif not drained_by_us and self._clock.now() - untold_since > _UNTOLD_AFTER_S:

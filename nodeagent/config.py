@@ -82,10 +82,23 @@ class AgentConfig:
     stop_action: str = setting(
         "drain",
         doc="What SIGTERM and SIGINT do: `drain` stops all workers first, `leave` leaves shims and engines running. "
-        "SIGUSR1 always drains.",
+        "notice_signal and notice_file always drain.",
         choices=("drain", "leave"),
     )
     stop_timeout_s: float = setting(60.0, unit="s", doc="Longest drain of a stop; then all is stopped.", minimum=0)
+    notice_signal: str = setting(
+        "SIGUSR1",
+        doc="Signal that says that this node is taken away soon, e.g. of `sbatch --signal`: all workers are drained.",
+        choices=("SIGUSR1", "SIGUSR2", "SIGHUP"),
+    )
+    notice_s: float = setting(
+        0.0, unit="s", doc="From that signal to the end of this node. 0: stop_timeout_s.", minimum=0, maximum=86400
+    )
+    notice_file: str = setting(
+        "",
+        doc="When this file appears, this node is taken away. It holds seconds, or an ISO time; empty: notice_s.",
+        env="SPRINGTIDE_NOTICE_FILE",
+    )
     metrics_port: int = setting(-1, doc="Prometheus endpoint; 0: any free port, -1: off.", minimum=-1, maximum=65535)
     metrics_host: str = setting("127.0.0.1", doc="Address of the Prometheus endpoint.")
     log_level: str = setting("info", doc="debug, info, warning or error; single loggers as NAME=LEVEL.")

@@ -46,8 +46,9 @@ class Session:
         reconnect_max_s: float,
         rng: random.Random,
         stopping: Callable[[], float | None],
+        stop_reason: Callable[[], str] = lambda: "",
     ) -> None:
-        """`stopping`: None, or the seconds until this node is gone (0: no deadline)."""
+        """`stopping`: None, or the seconds until this node is gone (0: no deadline). `stop_reason`: UPPER_SNAKE."""
         self._node = node
         self._hello = hello
         self._addresses = list(addresses)
@@ -56,6 +57,7 @@ class Session:
         self._reconnect_max_s = reconnect_max_s
         self._rng = rng
         self._stopping = stopping
+        self._stop_reason = stop_reason
         self._changed = asyncio.Event()
         self._sequence = 0
         self._leader = ""
@@ -190,6 +192,7 @@ class Session:
                 reports=self._node.reports(),
                 stopping=left_s is not None,
                 stop_deadline_s=left_s or None,
+                stop_reason=self._stop_reason(),
             )
         )
 

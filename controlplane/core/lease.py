@@ -100,7 +100,11 @@ def _joined(node: Node) -> Node:
 
 def _say(draft: Draft, node: Node, hello: NodeObserved) -> None:
     action = "node_stopping" if node.state is NodeState.RELEASING else "node_up"
-    _event(draft, node, action, f"{len(hello.gpus)} GPUs at {hello.address or 'an unknown address'}")
+    told = f"{len(hello.gpus)} GPUs at {hello.address or 'an unknown address'}"
+    live = draft.live(node.node_id)
+    if action == "node_stopping" and live is not None and live.stop_reason:
+        told += f"; its agent says {live.stop_reason}"
+    _event(draft, node, action, told)
 
 
 def _check_lease(draft: Draft, node: Node, mass_silence: bool) -> None:

@@ -27,6 +27,7 @@ class NodeLive:
     hello: NodeObserved | None = None
     stopping: bool = False
     stop_deadline_at: float | None = None
+    stop_reason: str = ""  # UPPER_SNAKE, for people
     goodbye: bool = False
     reports: Mapping[str, WorkerReport] = field(default_factory=dict)  # by worker id, its own and foreign ones
     reported: bool = (

@@ -33,6 +33,7 @@ class Heartbeat:
     reports: tuple[WorkerReport, ...] = ()
     stopping: bool = False
     stop_deadline_s: float | None = None
+    stop_reason: str = ""  # UPPER_SNAKE
 
 
 def hello_to_proto(hello: Hello) -> pb.NodeHello:
@@ -80,6 +81,7 @@ def heartbeat_to_proto(heartbeat: Heartbeat) -> pb.NodeHeartbeat:
         workers=[report_to_proto(report) for report in heartbeat.reports],
         stopping=heartbeat.stopping,
         stop_deadline_s=heartbeat.stop_deadline_s or 0.0,
+        stop_reason=heartbeat.stop_reason,
     )
 
 
@@ -95,6 +97,7 @@ def heartbeat_from_proto(message: pb.NodeHeartbeat) -> Heartbeat:
         reports=tuple(report_from_proto(report) for report in message.workers),
         stopping=message.stopping,
         stop_deadline_s=message.stop_deadline_s if message.stop_deadline_s > 0 else None,
+        stop_reason=message.stop_reason,
     )
 
 
