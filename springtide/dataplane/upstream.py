@@ -167,7 +167,8 @@ class UpstreamPool:
 
     def put(self, conn: Upstream, now: float) -> None:
         """Keeps a connection whose answer ended clean; closes it where the pool is full. `now`: the loop's clock."""
-        if self._closed or conn.transport.is_closing():
+        left = conn.linked and (self.links is None or not self.links.up(conn.address))
+        if self._closed or left or conn.transport.is_closing():
             conn.transport.abort()
             return
         idle = self._idle.get(conn.address)

@@ -86,7 +86,7 @@ class Link(asyncio.Protocol):
                 if end > size:
                     break
                 at = end
-                if word < _CONTROL:
+                if 0 < word < _CONTROL:  # DATA; an empty one is no frame
                     stream = streams.get(number)
                     if stream is not None:
                         stream.take(data[start:end])
@@ -120,8 +120,8 @@ class Link(asyncio.Protocol):
 
     def _first(self, number: int, payload: bytes) -> None:
         """DATA of a stream that is not open."""
-        if not payload:
-            raise LinkError("an empty DATA frame opens nothing")
+        if not number:
+            raise LinkError("DATA for stream 0")
         if number > self.last_id:
             stream = self.opened(number)
             if stream is not None:
