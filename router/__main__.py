@@ -15,11 +15,13 @@ from typing import Any
 import uvloop
 
 from router import processes
+from router.cluster_status import ClusterStatus
 from router.config import RouterConfig
 from router.core.board import ONE_PROCESS, Board
 from router.core.kept import Budget
 from router.grpc_port import GrpcPort
 from router.http_front import HttpFront
+from router.last_table import LastTable
 from router.tokens import Guarded
 from router.upstream import Continuing, Dispatcher
 from router.watch import Watch
@@ -122,16 +124,23 @@ async def _serve(
     stack.callback(port.close)
     grpc_at = port.listen(config.listen, setting="listen")
 
+    # Of several processes one writes, and all read.
+    last = LastTable(data_dir / "router.table", writes=discovery.name in ("router.json", "router.0.json"))
+
     async def on_table() -> None:
         await port.server.set_all_serving(True)
         table = dispatcher.admission.fleet.table
+        last.changed(table)
         notify.status(f"{len(table.workers)} workers in {len(table.pools)} pools, revision {table.revision}")
 
     router_id = config.router_id or _kept_id(data_dir)
     watch = Watch(dispatcher, config.controlplane, router_id, uuid.uuid4().hex, __version__, on_table)
-    front = HttpFront(dispatcher, lambda: watch.connected)
+    front = HttpFront(dispatcher, lambda: watch.connected, ClusterStatus(config.controlplane))
     relay = RelayServer(Guarded(front, authorizer(files)) if files.token_file else front, limits)
     dispatcher.use(relay.pool)
+    if (table := last.load()) is not None:
+        log.warning("routes by the table of its last life until the control plane answers: revision %d", table.revision)
+        dispatcher.snapshot(table)
     http_at = await _listen_http(relay, config, files, shares)
     metrics = telemetry.prometheus_server(
         config.metrics_host, config.metrics_port, dispatcher.metrics.registry, insecure=config.security.insecure
@@ -139,11 +148,13 @@ async def _serve(
     if metrics is not None:
         stack.callback(metrics.close)
     await port.start()
+    if table is not None:
+        await port.server.set_all_serving(True)
     addresses = {"grpc": grpc_at, "http": http_at, **({"metrics": metrics.address} if metrics else {})}
     write_discovery(discovery, {"pid": os.getpid(), "router_id": router_id, **addresses})
     log.info("router serves", extra={"router_id": router_id, **addresses})
-    async with _background(watch.run()), _background(notify.feed_watchdog()):
-        notify.ready("waiting for the routing table")
+    async with _background(last.run()), _background(watch.run()), _background(notify.feed_watchdog()):
+        notify.ready("waiting for the routing table" if table is None else "routes by the last table")
         await stop.wait()
         log.info("router stops")
         notify.stopping("draining")

@@ -43,7 +43,7 @@ class RouterConfig:
         "h2", doc="what serves Generate on the gRPC address: h2 (our own HTTP/2, cheap per token) or grpcio"
     )
     http_listen: str = setting("127.0.0.1:8780", doc="OpenAI HTTP address; port 0 takes a free one")
-    data_dir: str = setting("springtide-data", doc="folder for router.json and the router's id")
+    data_dir: str = setting("springtide-data", doc="folder for router.json, the router's id and its last table")
     router_id: str = setting("", doc="stable name of this router; empty: made once and kept in data_dir")
     metrics_port: int = setting(-1, doc="Prometheus port; 0 takes a free one, -1 is off", minimum=-1, maximum=65535)
     metrics_host: str = setting("127.0.0.1", doc="address of the Prometheus endpoint")
