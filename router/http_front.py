@@ -11,6 +11,8 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from router.cluster_status import ROUTES as CLUSTER_ROUTES
+from router.cluster_status import ClusterStatus
 from router.continuation import Continuation, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
@@ -61,8 +63,14 @@ class Call:
 class HttpFront:
     """`healthy` says whether the control plane is connected: shown, never a reason to refuse."""
 
-    def __init__(self, dispatcher: Dispatcher, connected: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        connected: Callable[[], bool] = lambda: True,
+        cluster: ClusterStatus | None = None,
+    ) -> None:
         self._dispatcher = dispatcher
+        self._cluster = cluster
         self._connected = connected
         self._started_at = int(time.time())
         self.stopping = False
@@ -76,6 +84,8 @@ class HttpFront:
             if request.method != "POST":
                 return _not_allowed(request, "POST")
             return self._generate(request)
+        if path in CLUSTER_ROUTES and self._cluster is not None and request.method in ("GET", "HEAD"):
+            return self._cluster.reply(request)
         return self._local(request, path)
 
     def _local(self, request: Request, path: str) -> Answer:
