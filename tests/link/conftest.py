@@ -1,4 +1,4 @@
-"""Every test of the link runs on the stock event loop and on uvloop."""
+"""Every test of the relay with a link runs on the stock event loop and on uvloop."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,6 +10,6 @@ import uvloop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    if item.path.name == "test_frames.py":  # without sockets, one loop is as good as another
+    if item.path.name != "test_link.py":  # the others run on the loop of the processes
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
