@@ -327,6 +327,7 @@ class _Look:
         group.last = None
         if order is not None:
             group.node_ids, group.capability_set = order.node_ids, order.capability_set
+            self.owners.update(dict.fromkeys(order.node_ids, group_id))
         self.free_calls -= 1
 
     def _answer_last(self, request_id: str, group_id: str, group: Group) -> None:

@@ -1,0 +1,127 @@
+"""Provider `local` with real agents on this host."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from provisioner import local, processes
+from provisioner.context import ProviderContext
+from provisioner.core.provider import Phase, Refused
+from provisioner.local import MARK, Local
+from tests.provisioner.conformance import CHECKS, TOKEN, Rig
+
+
+class LocalRig(Rig):
+    set_name = "std"
+    most = 2
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.context = ProviderContext("p1", folder, "127.0.0.1:1")
+
+    async def open(self) -> Local:
+        kinds = [{"name": "std", "max_nodes": self.most, "gpus_per_node": 2, "labels": {"zone": "a"}}]
+        return local.create({"sets": kinds, "stop_timeout_s": 5}, self.context)
+
+    async def real(self) -> int:
+        return len(self.agents())
+
+    def agents(self) -> list[processes.Identity]:
+        """Processes of agents that carry the mark of this folder, whoever started them."""
+        found: list[processes.Identity] = []
+        for entry in (self.folder / "ledger").glob("*.json"):
+            mark = f"{(self.folder / 'ledger').resolve()}/{entry.stem}"
+            found += processes.with_variable(MARK, mark, "nodeagent")
+        return found
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[LocalRig]:
+    folder = tmp_path / "provider"
+    folder.mkdir()
+    found = LocalRig(folder)
+    yield found
+    for agent in found.agents():
+        processes.kill(agent)
+        processes.reap(agent.pid)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_conformance(check, rig: LocalRig) -> None:
+    """PV1, PV3: the suite of all providers."""
+    await check(rig)
+
+
+async def test_the_cap_holds(rig: LocalRig) -> None:
+    """PV1: a third node of two is refused, whoever asks."""
+    provider = await rig.open()
+    for _ in range(2):
+        await provider.start(rig.order())
+    with pytest.raises(Refused) as refused:
+        await provider.start(rig.order())
+    assert refused.value.status == "WORKER_GROUP_TOO_MUCH"
+    assert await rig.real() == 2
+
+
+async def test_an_agent_that_dies_is_started_again_and_one_that_was_begun_is_found(rig: LocalRig) -> None:
+    """PV3, CP10: kill -9 of an agent brings it back; a process that died between spawn and ledger is found by its mark,
+    not started twice."""
+    provider = await rig.open()
+    order = rig.order()
+    await provider.start(order)
+    (agent,) = rig.agents()
+    os.kill(agent.pid, signal.SIGKILL)
+
+    async def replaced() -> bool:
+        await provider.list()
+        now = rig.agents()
+        return len(now) == 1 and now[0].pid != agent.pid
+
+    await rig.until(replaced, "the agent started again")
+    path = rig.folder / "ledger" / f"{order.group_id}.json"
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps({**entry, "agent": None}))  # as if the spawn had not been written down
+    before = rig.agents()
+    again = await rig.open()
+    (node,) = await again.list()
+    assert node.phase is Phase.RUNNING
+    assert rig.agents() == before, "found, not started"
+
+
+def _proc(agent: processes.Identity, name: str) -> bytes:
+    return Path(f"/proc/{agent.pid}/{name}").read_bytes()
+
+
+async def test_the_token_is_in_no_argv_and_in_no_log(rig: LocalRig) -> None:
+    """Rule 13: it is in the environment, and in a ledger of mode 0600."""
+    provider = await rig.open()
+    order = rig.order()
+    await provider.start(order)
+    (agent,) = rig.agents()
+    assert TOKEN.encode() not in _proc(agent, "cmdline")
+    assert TOKEN.encode() in _proc(agent, "environ")
+    ledger = rig.folder / "ledger" / f"{order.group_id}.json"
+    assert ledger.stat().st_mode & 0o077 == 0
+    log = rig.folder / "nodes" / order.group_id / "agent.log"
+
+    async def says_something() -> bool:
+        return log.stat().st_size > 0
+
+    await rig.until(says_something, "a line in the agent's log")
+    await asyncio.sleep(0)
+    assert TOKEN not in log.read_text()
+
+
+async def test_devices_are_shared_out(tmp_path: Path) -> None:
+    """PV3: each node gets GPUs of its own, and no more nodes than there are GPUs for."""
+    folder = tmp_path / "provider"
+    folder.mkdir()
+    kinds = [{"name": "real", "max_nodes": 9, "gpus_per_node": 2, "devices": ["0", "1", "2", "3", "4"]}]
+    provider = local.create({"sets": kinds}, ProviderContext("p1", folder, "127.0.0.1:1"))
+    (found,) = await provider.capability_sets()
+    assert found.max_nodes == 2
