@@ -106,6 +106,9 @@ def _observe_start(draft: Draft, worker: Worker, report: WorkerReport) -> None:
     draft.put(worker)
     if not is_current(worker, report):
         return
+    if report.phase is ReportedPhase.SLEEPING and can(worker, Cause.SLEPT):
+        _observe_sleep(draft, worker)
+        return
     if report.phase is ReportedPhase.READY and _weights_current(draft, worker, report):
         active = draft.step(worker, Cause.READY, reason="READY", message=f"ready at {worker.observed.endpoint}")
         draft.worker_event(active, "worker_adopted" if adopting else "scale_up_complete", "active")

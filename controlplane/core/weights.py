@@ -69,7 +69,8 @@ def _next(draft: Draft, pool: Pool) -> list[Worker]:
         return behind
     updating = sum(1 for worker in active if is_updating(worker))
     routable = sum(1 for worker in active if worker.routable)
-    spare = routable if len(active) == 1 else routable - 1  # one keeps serving where there are several
+    alone = routable == 1 and not updating  # nobody else will serve soon: requests wait for it
+    spare = routable if alone else routable - 1
     turns = max(0, min(pool.spec.max_weight_updates - updating, spare))
 
     def rank(worker: Worker) -> tuple[int, tuple[str, int, str]]:

@@ -42,6 +42,12 @@ class FakeEngine:
     stuck: int = 0  # requests that never end
     exit: ExitInfo | None = None
     probe_failures: int = 0
+    weight_version: str = ""
+    missing_verbs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def asleep(self) -> bool:
+        return self.phase is ReportedPhase.SLEEPING
 
     def report(self, store_id: str) -> WorkerReport:
         live = self.phase not in (ReportedPhase.STOPPED, ReportedPhase.FAILED)
@@ -59,6 +65,10 @@ class FakeEngine:
             exit=self.exit,
             probe_failures=self.probe_failures,
             engine_idle=self.in_flight == 0,
+            weight_version=self.weight_version,
+            freed_bytes=1 << 30 if self.asleep else None,
+            missing_verbs=self.missing_verbs,
+            verbs_known=True,
         )
 
 
@@ -76,6 +86,8 @@ class FakeNode:
     fail_starts: bool = False
     never_ready: bool = False
     never_stops: bool = False
+    sleeps: bool = True  # False: a release frees nothing
+    missing_verbs: dict[str, str] = field(default_factory=dict)
     engines: dict[str, FakeEngine] = field(default_factory=dict)
 
     def hello(self) -> NodeObserved:
@@ -91,8 +103,15 @@ class FakeNode:
             if engine is not None and desired.generation < engine.generation:
                 continue
             ended = engine is None or engine.phase in (ReportedPhase.STOPPED, ReportedPhase.FAILED)
-            if desired.want is Want.RUN:
+            if desired.want is Want.RUN or (desired.want is Want.SLEEP and desired.start_asleep):
                 self._run(desired, engine, ended, now)
+            elif desired.want is Want.SLEEP and engine is not None and not ended:
+                engine.generation, engine.desired = desired.generation, desired
+                if not self.sleeps:
+                    engine.phase, engine.exit = ReportedPhase.FAILED, ExitInfo(reason="RELEASE_FREED_NOTHING")
+                elif engine.phase in (ReportedPhase.DRAINING, ReportedPhase.READY, ReportedPhase.LOADING):
+                    assert engine.in_flight == 0, f"{desired.worker_id} sleeps with requests"
+                    engine.phase = ReportedPhase.SLEEPING
             elif engine is None:
                 self.engines[desired.worker_id] = FakeEngine(desired, desired.generation, 0, ReportedPhase.STOPPED, now)
             elif not ended:
@@ -108,19 +127,34 @@ class FakeNode:
 
     def _run(self, desired: DesiredWorker, engine: FakeEngine | None, ended: bool, now: float) -> None:
         if engine is not None and not ended:
+            if engine.asleep and desired.want is Want.RUN:
+                if self.taken(but=desired.worker_id) & set(engine.desired.launch.gpu_ids):
+                    return  # lent: it wakes when they are back
+                engine.phase, engine.ready_at = ReportedPhase.LOADING, now + 1.0
             engine.generation = desired.generation
             engine.desired = desired
+            if desired.paused and engine.phase is ReportedPhase.READY:
+                engine.phase = ReportedPhase.PAUSED
+                engine.in_flight = 0 if desired.abort_in_flight else engine.in_flight
+            elif not desired.paused and engine.phase is ReportedPhase.PAUSED:
+                engine.phase = ReportedPhase.READY
             if engine.phase in (ReportedPhase.DRAINING, ReportedPhase.ADOPTING):
                 engine.phase = ReportedPhase.READY
             return
         if engine is not None and engine.generation >= desired.generation:
             return  # it ended at this generation: it is not started twice
-        taken = {gpu for e in self.engines.values() if e.report("").gpu_ids for gpu in e.desired.launch.gpu_ids}
+        taken = self.taken(but=desired.worker_id)
         assert taken.isdisjoint(desired.launch.gpu_ids), f"{desired.worker_id} started on taken GPUs"
         incarnation = max((engine.incarnation if engine else 0) + 1, int(now * 1000))
         self.engines[desired.worker_id] = FakeEngine(
             desired, desired.generation, incarnation, ReportedPhase.BOOTING, now + self.start_s
         )
+        self.engines[desired.worker_id].missing_verbs = self.missing_verbs
+
+    def taken(self, but: str) -> set[str]:
+        """GPUs of engines that are awake."""
+        others = (e for e in self.engines.values() if e.desired.worker_id != but and not e.asleep)
+        return {gpu for e in others if e.report("").gpu_ids for gpu in e.desired.launch.gpu_ids}
 
     def live_on(self, now: float) -> None:
         """Engines start, stop, finish."""
@@ -130,11 +164,20 @@ class FakeNode:
                 if self.fail_starts:
                     engine.phase, engine.exit = ReportedPhase.FAILED, ExitInfo(code=1, reason="ENGINE_EXITED")
                 elif now >= engine.ready_at and not self.never_ready:
-                    engine.phase = ReportedPhase.READY
+                    asleep = engine.desired.want is Want.SLEEP
+                    engine.phase = ReportedPhase.SLEEPING if asleep else ReportedPhase.READY
+                    self._load_weights(engine)
                 elif engine.phase is not ReportedPhase.WARMING:
                     engine.phase = starting[starting.index(engine.phase) + 1]
+            elif engine.phase is ReportedPhase.PAUSED and engine.in_flight == 0:
+                self._load_weights(engine)
             elif engine.phase is ReportedPhase.STOPPING and not self.never_stops:
                 engine.phase, engine.in_flight = ReportedPhase.STOPPED, 0
+
+    @staticmethod
+    def _load_weights(engine: FakeEngine) -> None:
+        if engine.desired.weight_source:
+            engine.weight_version = engine.desired.weight_version
 
     def crash(self, worker_id: str) -> None:
         engine = self.engines[worker_id]
@@ -309,6 +352,13 @@ class World:
 
     def engine(self, worker_id: str) -> FakeEngine:
         return self.nodes[self.workers[worker_id].intent.node_id].engines[worker_id]
+
+    def engine_phase(self, worker_id: str) -> ReportedPhase:
+        """Wherever it ran, also after its record is gone."""
+        return next(node.engines[worker_id].phase for node in self.nodes.values() if worker_id in node.engines)
+
+    def events_text(self, target: str) -> str:
+        return "; ".join(event.message for event in self.events if event.target == target)
 
     def actions(self, target: str | None = None) -> list[str]:
         return [event.action for event in self.events if target is None or event.target == target]
