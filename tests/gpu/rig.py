@@ -34,11 +34,12 @@ class Rig:
         self.model = self.make_model("model", seed=1)
         self._patience_s = kit.start_s
         self.idle_bytes = self.devices.used_bytes()
+        self.gpus = len(self.idle_bytes) if self.devices.there else 4
         config = "parallel_starts = 1\n[launch]\n"
         if kit.interpreter:
             config += f'allowed_interpreters = ["{kit.interpreter}"]\n'
         environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-        self.stack = Stack(folder, gpus=2, agent_config=config, environ=environ)
+        self.stack = Stack(folder, gpus=self.gpus, agent_config=config, environ=environ)
         if not kit.simulated:
             command = self.stack.commands["nodeagent"]
             at = command.index("--gpus")

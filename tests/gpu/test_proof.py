@@ -77,6 +77,10 @@ def _running(rig: Rig, worker_id: str) -> int | None:
 
 def test_one_two_one_under_load(rig: Rig) -> None:
     """NA7: disjoint GPUs, not one failed request, and the memory of the second one free again."""
+    _one_two_one(rig, 1)
+
+
+def _one_two_one(rig: Rig, gpus_each: int) -> None:
     (first,) = rig.active(1)
     with Load(rig.stack.http, rig.pool, rig.kit.tokens) as load:
         began = time.monotonic()
@@ -94,7 +98,7 @@ def test_one_two_one_under_load(rig: Rig) -> None:
         rig.facts["two_to_one_s"] = round(time.monotonic() - began, 2)
     rig.facts |= load.facts
     held = [gpu for worker in workers for gpu in worker.gpu_ids]
-    assert len(set(held)) == 2
+    assert len(held) == len(set(held)) == 2 * gpus_each
     assert not load.failed, load.failed[:3]
     gone = [int(gpu) for w in workers if w.worker_id != left.worker_id for gpu in w.gpu_ids if gpu.isdigit()]
     rig.facts["memory_free_after_s"] = rig.wait_free(gone)
@@ -197,7 +201,7 @@ def test_one_worker_on_two_gpus(rig: Rig) -> None:
     rig.facts["memory_free_after_s"] = rig.wait_free([0, 1])
     began = time.monotonic()
     rig.pool = "proof-wide"
-    rig.apply(tensor_parallel_size=2, max_workers=1)
+    rig.apply(tensor_parallel_size=2)
     (worker,) = rig.active(1)
     rig.facts["start_to_active_s"] = round(time.monotonic() - began, 2)
     rig.facts["phases_s"] = rig.start_spans(worker)
@@ -210,11 +214,19 @@ def test_one_worker_on_two_gpus(rig: Rig) -> None:
     assert answer.tokens == rig.kit.tokens
 
 
+def test_one_two_one_of_two_gpus_each_under_load(rig: Rig) -> None:
+    """On a host with four GPUs: two workers of two GPUs each, disjoint, and none of their requests fails."""
+    if rig.gpus < 4:
+        rig.facts["not_tried"] = f"this host has {rig.gpus} GPUs"
+        return
+    _one_two_one(rig, 2)
+
+
 def test_a_killed_rank_is_replaced_whole(rig: Rig) -> None:
     """NA8 NA11 F34: SIGKILL of one tensor-parallel rank ends the whole worker; a new one takes its place."""
     (worker,) = rig.active(1)
     tree = rig.tree(worker.worker_id)
-    _kill_and_replace(rig, worker, rig.rank_of(worker.worker_id, 1), tree)
+    _kill_and_replace(rig, worker, rig.rank_of(worker.worker_id, int(worker.gpu_ids[-1].rpartition("-")[2])), tree)
     answer = stream_http(rig.stack.http, rig.pool, 20)
     assert answer.ok, answer
 
@@ -225,5 +237,5 @@ def test_nothing_is_left(rig: Rig) -> None:
     rig.stop()
     rig.facts["stopped_s"] = round(time.monotonic() - began, 2)
     assert rig.stack.strays() == []
-    rig.facts["memory_free_after_s"] = rig.wait_free([0, 1])
+    rig.facts["memory_free_after_s"] = rig.wait_free(list(range(rig.gpus)))
     rig.facts["held_mib"] = rig.held_mib()
