@@ -226,7 +226,7 @@ def test_a_killed_rank_is_replaced_whole(rig: Rig) -> None:
     """NA8 NA11 F34: SIGKILL of one tensor-parallel rank ends the whole worker; a new one takes its place."""
     (worker,) = rig.active(1)
     tree = rig.tree(worker.worker_id)
-    _kill_and_replace(rig, worker, rig.rank_of(worker.worker_id, int(worker.gpu_ids[-1].rpartition("-")[2])), tree)
+    _kill_and_replace(rig, worker, rig.rank_of(worker.worker_id, int(worker.gpu_ids[-1].removeprefix("sim"))), tree)
     answer = stream_http(rig.stack.http, rig.pool, 20)
     assert answer.ok, answer
 
