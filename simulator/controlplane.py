@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable
 
-from controlplane.core.plan import plan
+from controlplane.core.plan import only_samples, plan
 from controlplane.core.snapshot import Plan, Snapshot, Timing
 from controlplane.live import Live
 from controlplane.loops.hub import Hub
@@ -71,6 +71,8 @@ class ModelControlPlane:
         self._look_at = math.inf
         self._busy = False
         self._kicked = False
+        self._news = True
+        self._last: tuple[Records, float] | None = None  # planned on, nothing to write; until when that holds
         self._plans_now = (0.0, 0)
 
     def now(self) -> float:
@@ -89,6 +91,7 @@ class ModelControlPlane:
             last = self.store.last_decision(pool)
             self.live.decided([last] if last is not None else [])
         self._busy = False
+        self._last = None
         self._look_at = math.inf
         self._look_soon(self.agenda.now)
 
@@ -101,6 +104,7 @@ class ModelControlPlane:
 
     def kick(self, keys: str | Iterable[str]) -> None:
         if keys and self.up:
+            self._news = True
             self._look_soon(self.agenda.now)
 
     def _look_soon(self, at: float) -> None:
@@ -117,6 +121,10 @@ class ModelControlPlane:
             return
         self._kicked = False
         records, now = self.store.records, self.now()
+        if not self._news and self._last is not None and self._last[0] is records and now < self._last[1]:
+            self._sample(records, now, self._last[1])
+            return
+        self._news, self._last = False, None
         made = plan(self.snapshot(records), now)
         self._count_plan()
         self.live.sampled(made.samples)
@@ -129,6 +137,13 @@ class ModelControlPlane:
             self.agenda.after(delay_s, self._commit_look, life, records, made, now)
         else:
             self._commit_look(life, records, made, now)
+
+    def _sample(self, records: Records, now: float, quiet_until: float) -> None:
+        snapshot = self.snapshot(records)
+        made = only_samples(snapshot, now, quiet_until)
+        self.live.sampled(made.samples)
+        self.hub.publish(snapshot)
+        self._look_soon((made.wake_at or now) - self.skew_s)
 
     def _commit_look(self, life: int, records: Records, made: Plan, now: float) -> None:
         try:
@@ -152,6 +167,8 @@ class ModelControlPlane:
         records = self.store.records
         self.live.forget(records.pools, records.nodes)
         self.hub.publish(self.snapshot(records))
+        if not made.writes:
+            self._last = (records, made.quiet_until)
         if self._kicked:
             self._look_soon(self.agenda.now)
             return

@@ -57,21 +57,47 @@ def met_itl(mean_s: float, target_s: float) -> float:
 
 def windows(samples: Sequence[LoadSample], width_s: float, now: float, warm_s: float, targets: Targets) -> list[Window]:
     """Whole windows that have ended by `now`, oldest first. They lie on multiples of the width, so that the same past
-    is always cut in the same way."""
-    groups: dict[int, list[LoadSample]] = {}
-    for sample in samples:
-        groups.setdefault(int(sample.at // width_s), []).append(sample)
+    is always cut in the same way. `samples`: oldest first."""
     found: list[Window] = []
     before: LoadSample | None = None
-    for index in sorted(groups):
-        end = (index + 1) * width_s
-        if end <= now:
-            found.append(_window(end, groups[index], before, warm_s, targets))
-            before = groups[index][-1]
+    begin, count, usual = 0, len(samples), 1
+    while begin < count:
+        end_at = (int(samples[begin].at // width_s) + 1) * width_s
+        if end_at > now:
+            break
+        end = min(begin + usual, count)  # windows are alike: the last one's length is the guess for this one
+        while end < count and samples[end].at < end_at:
+            end += 1
+        while end > begin + 1 and samples[end - 1].at >= end_at:
+            end -= 1
+        group = samples[begin:end]
+        found.append(_known_window(end_at, group, before, warm_s, targets))
+        before, begin, usual = group[-1], end, end - begin
     return found
 
 
-def _window(at: float, group: list[LoadSample], before: LoadSample | None, warm_s: float, targets: Targets) -> Window:
+_Made = tuple[Sequence[LoadSample], LoadSample | None, float, float, Targets, Window]
+_MADE_KEPT = 32768
+_made: dict[int, _Made] = {}  # by the last sample's identity: a window that has ended is the same for ever
+
+
+def _known_window(
+    at: float, group: Sequence[LoadSample], before: LoadSample | None, warm_s: float, targets: Targets
+) -> Window:
+    """`_window`, made once for the same samples. What it gives follows from its arguments alone."""
+    made = _made.get(id(group[-1]))
+    if made is not None and made[1] is before and made[0] == group and made[2:5] == (at, warm_s, targets):
+        return made[5]
+    window = _window(at, group, before, warm_s, targets)
+    if len(_made) >= _MADE_KEPT:
+        _made.clear()
+    _made[id(group[-1])] = (group, before, at, warm_s, targets, window)
+    return window
+
+
+def _window(
+    at: float, group: Sequence[LoadSample], before: LoadSample | None, warm_s: float, targets: Targets
+) -> Window:
     first, last = before or group[0], group[-1]
     seconds = last.at - first.at
     held = [float(sample.load) for sample in group if sample.load is not None]
@@ -107,7 +133,7 @@ def _rate(before: int | None, after: int | None, seconds: float) -> float | None
     return (after - before) / seconds
 
 
-def _itl(first: LoadSample, group: list[LoadSample], seconds: float) -> float | None:
+def _itl(first: LoadSample, group: Sequence[LoadSample], seconds: float) -> float | None:
     """Sequences in engines over the tokens per second that came out of them: what one token of one stream takes."""
     tokens = _rate(first.tokens_total, group[-1].tokens_total, seconds)
     if not tokens or any(sample.active != first.active for sample in group):

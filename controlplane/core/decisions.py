@@ -1,19 +1,22 @@
 """Asking a pool's policy, and writing down what was decided and why, holds included."""
 
 import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from controlplane.core.draft import Draft
 from controlplane.core.policies import make_policy, tells_needs_apart
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
 from controlplane.core.signals import sample
-from controlplane.core.snapshot import LoadSample
+from controlplane.core.snapshot import LoadSample, Snapshot
 from controlplane.core.supply import active_workers_of, demands_of, partner_of, supplies_of
 from controlplane.core.tracing import trace_id_of
 from springtide.errors import SpringtideError
 from springtide.model.enums import DecisionResult, State
+from springtide.model.node import Node
 from springtide.model.pool import Pool
 from springtide.model.record import Decision
+from springtide.model.worker import Worker
 
 _EPSILON_S = 1e-6  # wake-ups computed from floats may come a hair early
 
@@ -28,16 +31,32 @@ class Asked:
 
 
 def take_samples(draft: Draft) -> None:
-    """One look at every pool's load per sample interval; at once when something waits and no worker is there."""
-    for pool in draft.pools.values():
-        samples = draft.snapshot.live.samples.get(pool.name, ())
-        due = samples[-1].at + draft.timing.sample_interval_s if samples else draft.now
-        if draft.now + _EPSILON_S >= due:
-            draft.samples[pool.name] = sample(
-                draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now
-            )
-            due = draft.now + draft.timing.sample_interval_s
-        draft.wake(due)
+    """One look at every pool's load per sample interval."""
+    taken, due = samples_due(draft.snapshot, draft.pools, draft.workers_of, draft.nodes, draft.now)
+    draft.samples.update(taken)
+    if due is not None and due > draft.now:
+        draft.sample_at = due
+
+
+def samples_due(
+    snapshot: Snapshot,
+    pools: Iterable[str],
+    workers_of: Callable[[str], list[Worker]],
+    nodes: Mapping[str, Node],
+    now: float,
+) -> tuple[dict[str, LoadSample], float | None]:
+    """(a sample of each pool whose next one is due, when the next is; None without pools)."""
+    interval_s = snapshot.timing.sample_interval_s
+    taken: dict[str, LoadSample] = {}
+    soonest: float | None = None
+    for pool in pools:
+        samples = snapshot.live.samples.get(pool, ())
+        due = samples[-1].at + interval_s if samples else now
+        if now + _EPSILON_S >= due:
+            taken[pool] = sample(snapshot, pool, workers_of(pool), nodes, now)
+            due = now + interval_s
+        soonest = due if soonest is None else min(soonest, due)
+    return taken, soonest
 
 
 def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
@@ -50,15 +69,15 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
             return None
         draft.evaluated.append(pool.name)
         return _broken(draft, pool, "POLICY_INVALID", str(error))
-    seen = sample(draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now)
     last = draft.snapshot.live.evaluated_at.get(pool.name)
     due = draft.now if last is None else last + policy.monitoring_interval_s
-    from_zero = seen.active + seen.starting == 0 and seen.at_least > 0 and pool.intent.desired_workers == 0
-    if last is not None and not from_zero and tells_needs_apart(pool.spec.policy) and _a_set_is_at_zero(draft, pool):
+    early = draft.now + _EPSILON_S < due
+    if early and last is not None and tells_needs_apart(pool.spec.policy) and _a_set_is_at_zero(draft, pool):
         due = min(due, last + draft.timing.sample_interval_s)
-    if draft.now + _EPSILON_S < due and not from_zero:
+    if draft.now + _EPSILON_S < due and not _from_zero(draft, pool):
         draft.wake(due)
         return None
+    seen = sample(draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now)
     draft.evaluated.append(pool.name)
     draft.wake(draft.now + policy.monitoring_interval_s)
     inputs = _inputs(draft, pool, seen)
@@ -73,6 +92,14 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
         draft.wake(answer.look_again_at)
     described = _describe(policy, inputs) | _course(answer)
     return Asked(policy.name, dataclasses.replace(answer, wanted=wanted), described)
+
+
+def _from_zero(draft: Draft, pool: Pool) -> bool:
+    """Requests wait for a pool that has no worker and wants none."""
+    if pool.intent.desired_workers:
+        return False
+    seen = sample(draft.snapshot, pool.name, draft.workers_of(pool.name), draft.nodes, draft.now)
+    return seen.active + seen.starting == 0 and seen.at_least > 0
 
 
 def _a_set_is_at_zero(draft: Draft, pool: Pool) -> bool:

@@ -41,6 +41,7 @@ class Draft:
         self.requested = 0  # units of nodes that this plan asks for
         self.awaited: dict[str, int] = {}  # by pool: workers that have a node coming
         self._wakes: list[float] = []
+        self.sample_at: float | None = None  # the next look at loads, which alone is no reason for a plan
         self._again = False
         self._ids_by_pool: dict[str, list[str]] = {}
         for worker_id in sorted(self.workers, key=id_order):
@@ -65,6 +66,8 @@ class Draft:
     @property
     def full(self) -> bool:
         """The batch has no room for another unit of work. Asking when it is full makes the plan wake at once."""
+        if len(self._changed) + len(self.events) + len(self.decisions) <= MAX_OPERATIONS - _HEADROOM:
+            return False  # asked many times in every plan
         return self.lacks_room(_HEADROOM)
 
     def lacks_room(self, operations: int) -> bool:
@@ -151,7 +154,9 @@ class Draft:
 
     def plan(self) -> Plan:
         writes = tuple(self._write(kind, key) for kind, key in self._changed)
-        soonest = min([*self._wakes, self.now + self.timing.monitoring_interval_s])
+        quiet_until = min([*self._wakes, self.now + self.timing.monitoring_interval_s])
+        soonest = quiet_until if self.sample_at is None else min(quiet_until, self.sample_at)
+        again = self._again and bool(writes or self.decisions or self.events)
         return Plan(
             writes=writes,
             decisions=tuple(self.decisions),
@@ -159,7 +164,8 @@ class Draft:
             samples=dict(self.samples),
             evaluated=tuple(self.evaluated),
             start_ups_s=start_ups(self.snapshot.workers, self.workers, self.now),
-            wake_at=self.now if self._again and (writes or self.decisions or self.events) else soonest,
+            wake_at=self.now if again else soonest,
+            quiet_until=self.now if again else quiet_until,
             notes=tuple(self.notes),
         )
 

@@ -7,7 +7,7 @@ steps run in the order in which facts become consequences: nodes, reports, deadl
 """
 
 from controlplane.core.convergence import converge_pools
-from controlplane.core.decisions import take_samples
+from controlplane.core.decisions import samples_due, take_samples
 from controlplane.core.draft import Draft
 from controlplane.core.drains import progress_drains
 from controlplane.core.lease import tend_nodes
@@ -21,6 +21,7 @@ from controlplane.core.starts import check_deadlines, settle
 from controlplane.core.weights import tend_weights
 from controlplane.core.worker import Cause, can
 from springtide.model.enums import Admission
+from springtide.model.worker import Worker
 
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
@@ -40,6 +41,16 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     keep_sets(draft)
     release_idle(draft)
     return draft.plan()
+
+
+def only_samples(snapshot: Snapshot, now: float, quiet_until: float) -> Plan:
+    """What a look is for while nothing is news, no record has moved since the last plan, and `now` is before its
+    `quiet_until`: the loads are sampled, for a small part of a plan's price."""
+    workers: dict[str, list[Worker]] = {}
+    for worker in snapshot.workers.values():
+        workers.setdefault(worker.pool, []).append(worker)
+    taken, due = samples_due(snapshot, snapshot.pools, lambda pool: workers.get(pool, []), snapshot.nodes, now)
+    return Plan(samples=taken, wake_at=min(quiet_until, due or quiet_until), quiet_until=quiet_until)
 
 
 def open_admissions(draft: Draft) -> None:

@@ -8,7 +8,7 @@ from controlplane.core.desired import desired_workers
 from controlplane.core.nodes.orders import provisioner_orders
 from controlplane.core.routing import diff, routing_table
 from controlplane.core.signals import fresh_report
-from controlplane.core.snapshot import LiveView, Snapshot
+from controlplane.core.snapshot import LiveView, NodeLive, Snapshot
 from springtide.model.desired import DesiredWorker
 from springtide.model.provisioning import Orders
 from springtide.model.routing import RoutingDelta, RoutingTable, WorkerLoad
@@ -23,6 +23,7 @@ class Hub:
         self.table = RoutingTable()
         self._by_node: dict[str, dict[str, Worker]] = {}
         self._desired: dict[str, tuple[DesiredWorker, ...]] = {}
+        self._told: dict[str, object] = {}
         self._node_wakes: dict[str, list[asyncio.Event]] = {}
         self._router_wakes: list[asyncio.Event] = []
         self._orders: dict[str, Orders] = {}
@@ -43,11 +44,17 @@ class Hub:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Shows a committed snapshot. Wakes nodes whose desired workers changed, and routers at each new revision."""
+        steady = _same_records(self.snapshot, snapshot)
         self.snapshot = snapshot
-        self._by_node = _by_node(snapshot)
+        if not steady:
+            self._by_node = _by_node(snapshot)
         for node_id in [node_id for node_id in self._desired if node_id not in self._node_wakes]:
             del self._desired[node_id]
         for node_id, wakes in self._node_wakes.items():
+            told = _told(snapshot.live.nodes.get(node_id))
+            if steady and node_id in self._desired and self._told.get(node_id) == told:
+                continue  # nothing that its orders follow from has moved
+            self._told[node_id] = told
             desired = self._compute(node_id)
             if self._desired.get(node_id) != desired:
                 self._desired[node_id] = desired
@@ -102,6 +109,7 @@ class Hub:
             wakes.remove(wake)
         if not wakes:
             self._node_wakes.pop(node_id, None)
+            self._told.pop(node_id, None)
 
     def wake_node(self, node_id: str) -> None:
         """The node is to be told something that no record holds."""
@@ -144,6 +152,18 @@ class Hub:
             if worker_id in self.snapshot.workers:
                 workers[worker_id] = self.snapshot.workers[worker_id]
         return desired_workers(dataclasses.replace(self.snapshot, workers=workers), node_id)
+
+
+def _same_records(a: Snapshot, b: Snapshot) -> bool:
+    """Whether no worker, pool or node has moved between them: a store's images share what no commit touched."""
+    return a.workers is b.workers and a.pools is b.pools and a.nodes is b.nodes and a.store_id == b.store_id
+
+
+def _told(live: NodeLive | None) -> object:
+    """What a node's orders may follow from in its reports: engines that no record holds are to be stopped."""
+    if live is None:
+        return None
+    return [(r.worker_id, r.store_id, r.phase, r.generation, r.gpu_ids) for r in live.reports.values()]
 
 
 def _by_node(snapshot: Snapshot) -> dict[str, dict[str, Worker]]:

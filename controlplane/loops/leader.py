@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from controlplane.core.plan import plan
+from controlplane.core.plan import only_samples, plan
 from controlplane.core.snapshot import NodeRules, Plan, Snapshot, Timing
 from controlplane.live import Live
 from controlplane.loops.hub import Hub
@@ -78,6 +78,7 @@ class Leader:
         self._keys: set[str] = set()
         self._stopping = False
         self._awake_at = clock.now()
+        self._quiet: tuple[str, int, float] | None = None  # store_id and revision last planned on, until when that does
 
     def kick(self, keys: str | Iterable[str]) -> None:
         """Something happened to these records; no keys, no look. Kicks during a look lead to one more."""
@@ -114,12 +115,13 @@ class Leader:
         failures = busy = 0
         while not self._stopping:
             self._kicked.clear()
-            if self._keys:
+            news = bool(self._keys)
+            if news:
                 log.debug("looks because of %s", ", ".join(sorted(self._keys)))
             self._keys.clear()
             wake_at = self._clock.now()
             try:
-                plan_made = await self.look()
+                plan_made = (None if news else await self._glance()) or await self.look()
             except Conflict:
                 self.stats.conflicts += 1
                 busy += 1
@@ -163,8 +165,23 @@ class Leader:
             except Exception as error:  # noqa: BLE001 - worth a second row, not the leader
                 log.warning("the last decision of %s is not known: %s", pool, error)
 
+    async def _glance(self) -> Plan | None:
+        """A look that only samples loads, where nothing else can have come up since the last one; else None."""
+        records = await self._store.snapshot()
+        now = self._clock.now()
+        if self._quiet is None or self._quiet[:2] != (records.store_id, records.revision) or now >= self._quiet[2]:
+            return None
+        self._note_awake()
+        snapshot = self._snapshot(records)
+        made = only_samples(snapshot, now, self._quiet[2])
+        self.stats.looks += 1
+        self._live.sampled(made.samples)
+        self._hub.publish(snapshot)
+        return made
+
     async def look(self) -> Plan:
         """One look: plan, commit, publish. Raises Conflict when another writer was first, and what the store raises."""
+        self._quiet = None
         records = await self._store.snapshot()
         self._note_awake()
         now = self._clock.now()
@@ -188,6 +205,8 @@ class Leader:
         owners = {node.provided.provisioner_id for node in after.nodes.values() if node.provided is not None}
         self._live.forget_provisioners(owners, now)
         self._hub.publish(self._snapshot(after))
+        if not made.writes and self.stats.store_error is None:
+            self._quiet = (after.store_id, after.revision, made.quiet_until)
         return made
 
     async def _keep_in_force(self) -> None:

@@ -34,7 +34,7 @@ from springtide.telemetry.traceparent import parse_traceparent
 from springtide.v1 import controlplane_pb2 as pb
 from springtide.v1 import types_pb2
 from springtide.wire.agent import Heartbeat, Hello
-from tests.controlplane.harness import FakeAgent, FakeRouter, operator, start_control, until
+from tests.controlplane.harness import FAST, FakeAgent, FakeRouter, operator, start_control, until
 
 POOL = {"name": "chat", "engine": "sim", "min_workers": 1, "max_workers": 3, "policy": "static"}
 
@@ -244,6 +244,30 @@ async def test_a_leader_that_ends_before_it_has_published_fails_the_start(monkey
         await control.stop()
 
 
+async def test_a_leader_without_news_samples_and_does_not_plan(monkeypatch) -> None:
+    """A second of quiet costs a sample, not a plan; what is news is planned for at once."""
+    plans = 0
+    real = leader_module.plan
+
+    def counted(snapshot, now):
+        nonlocal plans
+        plans += 1
+        return real(snapshot, now)
+
+    monkeypatch.setattr(leader_module, "plan", counted)
+    timing = dataclasses.replace(FAST, sample_interval_s=0.02, heartbeat_interval_s=1.0, suspect_after_s=30.0)
+    cp, address = await start_control(timing=timing, pools=(POOL,))
+    try:
+        async with FakeAgent(address), FakeRouter(address) as router:
+            await until(lambda: "chat-1" in router.table.workers)
+            await until(lambda: router.table.revision == cp.hub.table.revision)
+            looks, planned = cp.leader.stats.looks, plans
+            await until(lambda: cp.leader.stats.looks >= looks + 40)
+            assert plans - planned < (cp.leader.stats.looks - looks) / 2
+    finally:
+        await cp.stop()
+
+
 def test_only_news_kicks_the_leader() -> None:
     """Rule 12: first waiting, first rejected, phases and an idle drain are news; a load that moves is not."""
     live = Live(1.0)
@@ -257,8 +281,11 @@ def test_only_news_kicks_the_leader() -> None:
 
     assert beat() == {"node/n1", "worker/w"}
     assert beat(in_flight=5) == set()
-    assert beat(in_flight=0) == {"worker/w"}
+    assert beat(in_flight=0) == set()
+    assert beat(in_flight=0, engine_idle=True) == set()
+    assert beat(in_flight=2, phase=ReportedPhase.DRAINING) == {"worker/w"}
     assert beat(in_flight=0, phase=ReportedPhase.DRAINING) == {"worker/w"}
+    assert beat(in_flight=0, engine_idle=True, phase=ReportedPhase.DRAINING) == {"worker/w"}
     assert live.heartbeat("n1", connection + 1, Heartbeat(1), 2.0) == set(), "a late message of an earlier session"
 
     from springtide.model.routing import RouterReport

@@ -70,8 +70,26 @@ def known_policies() -> list[str]:
     return sorted({*REGISTRY, *MODIFIERS, *PLUGINS})
 
 
+_MADE_KEPT = 1024
+_made: dict[tuple[object, ...], tuple[str, Policy]] = {}
+
+
 def make_policy(spec: PolicySpec, min_workers: int, max_workers: int) -> Policy:
-    """The policy that a pool names, its settings checked. Raises InvalidArgument."""
+    """The policy that a pool names, its settings checked. Raises InvalidArgument. Ours do not change, so that one is
+    made once: it is asked for in every plan."""
+    settings = tuple((key, type(value), value) for key, value in spec.settings.items())
+    key = (spec.name, settings, min_workers, max_workers)
+    base, made = _made.get(key, ("", None))
+    if made is None or base in PLUGINS:
+        base, made = _make(spec, min_workers, max_workers)
+        if len(_made) >= _MADE_KEPT:
+            _made.clear()
+        _made[key] = (base, made)
+    return made
+
+
+def _make(spec: PolicySpec, min_workers: int, max_workers: int) -> tuple[str, Policy]:
+    """(the name before the first +, the policy)."""
     spec, _ = normalised(spec)
     base, *modifiers = [part.strip() for part in spec.name.split("+")]
     base = _ALIASES.get(base, base)
@@ -94,7 +112,7 @@ def make_policy(spec: PolicySpec, min_workers: int, max_workers: int) -> Policy:
         modifier = read(_reader(name, prefix, around.get(name, {})))
         composed = f"{policy.name}+{name}" if base or name != modifiers[0] else name
         policy = Wrapped(policy, modifier, composed)
-    return policy
+    return base, policy
 
 
 def tells_needs_apart(spec: PolicySpec) -> bool:

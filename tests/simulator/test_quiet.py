@@ -1,0 +1,35 @@
+"""A look that only samples loads leaves nothing undone: the whole plan would have found nothing else (CP4)."""
+
+import pytest
+
+from controlplane.core.plan import plan
+from controlplane.store.store import Records
+from simulator.controlplane import ModelControlPlane
+from simulator.load import DEFAULT_KIND, bursty
+from simulator.replay import Scenario, one_pool, replay
+from simulator.swarm import run_seed
+from simulator.world import Route
+from springtide.model.pool import PolicySpec
+
+SEEDS = (3, 11, 29, 46)
+
+
+def test_nothing_is_due_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN §3: `wake_at` and `quiet_until` say when time alone could change the answer, and news does the rest."""
+    compared = 0
+    sampled = ModelControlPlane._sample
+
+    def sample(self: ModelControlPlane, records: Records, now: float, quiet_until: float) -> None:
+        nonlocal compared
+        made = plan(self.snapshot(records), now)
+        assert (*made.writes, *made.decisions, *made.events, *made.evaluated) == (), f"at {now}"
+        compared += 1
+        sampled(self, records, now, quiet_until)
+
+    monkeypatch.setattr(ModelControlPlane, "_sample", sample)
+    for seed in SEEDS:
+        assert not run_seed(seed).violation
+    for name in ("load_ratio", "slo+predictive"):
+        pool = one_pool(PolicySpec(name), min_workers=0, max_workers=8)
+        replay(Scenario((pool,), {DEFAULT_KIND: Route(pool.name)}), bursty(4.0, 120.0, 800.0, 60.0, 1))
+    assert compared > 100
