@@ -1,13 +1,11 @@
 """A real SLURM of four virtual nodes, the real processes, and a load that notices nothing of what happens to nodes."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.provisioner.slurm_cluster import VirtualCluster
+from tests.provisioner.slurm_cluster import VirtualCluster, running_cluster
 from tests.provisioner.slurm_stack import Load, SlurmStack
 from tests.system.conftest import ENGINE, TIMING
 from tests.system.stack import wait_for
@@ -31,14 +29,9 @@ NODES = "idle_s = 2.0\nlost_release_s = 5.0\nbackoff_s = 0.5\nregister_timeout_s
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[VirtualCluster]:
-    """One for all tests here. Its folder has a short name: munge's socket is in it."""
-    root = Path(tempfile.mkdtemp(prefix="vs-", dir="/tmp"))
-    found = VirtualCluster(root)
-    try:
-        yield found.up()
-    finally:
-        found.down()
-        shutil.rmtree(root, ignore_errors=True)
+    """One for all tests here."""
+    with running_cluster() as found:
+        yield found
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ async def target(invocation: Invocation, nodes: int, data_dir: Path | None) -> i
     found = _running(data_dir)
     async with _client(found) as client:
         now = min(nodes, int(found["max_nodes"]))
-        await _set(client, found, now, now * int(found["workers_per_node"]))
+        leaving = await _surplus(client, found, now)
+        await _change(client, found, leaving, now, now * int(found["workers_per_node"]))
     invocation.show(
         {"nodes": now, "workers": now * found["workers_per_node"]},
         f"Target: {now} nodes, {now * found['workers_per_node']} workers.",
@@ -60,12 +61,7 @@ async def cancel_worker(invocation: Invocation, worker_id: str, data_dir: Path |
         nodes = _target(found) - (0 if others else 1)
         policy = (await client.pool(pool)).spec.policy
         wanted = int(policy.settings["workers"]) if "workers" in policy.settings else len(workers)
-        await client.pause(pool, reason="CANCEL_WORKER")  # no replacement between the two
-        try:
-            await client.drain(worker_id, reason="CANCEL_WORKER")
-            await _set(client, found, nodes, max(0, wanted - 1))
-        finally:
-            await client.resume(pool)
+        await _change(client, found, [worker_id], nodes, max(0, wanted - 1))
     result = {
         "deregistered": worker_id,
         "slurm_job_id": node.reference if node is not None else "",
@@ -75,6 +71,34 @@ async def cancel_worker(invocation: Invocation, worker_id: str, data_dir: Path |
     ends = f"; job {result['slurm_job_id']} ends with it" if not others else ""
     invocation.show(result, f"{worker_id} drains{ends}. {len(workers) - 1} workers remain.")
     return Exit.OK
+
+
+async def _surplus(client: Any, found: dict[str, Any], nodes: int) -> list[str]:
+    """Workers of the nodes that leave: whole nodes, those with the least to do. Left to itself a pool would take
+    workers from everywhere, and no node would become empty."""
+    up = {node.node_id for node in await client.nodes() if node.state == t.NODE_STATE_UP}
+    load = dict.fromkeys(up, 0)
+    active: dict[str, list[str]] = {node_id: [] for node_id in up}
+    for worker in await client.workers(pool=found["pool"]):
+        if worker.node_id in up and worker.state == t.WORKER_STATE_ACTIVE:
+            load[worker.node_id] += worker.in_flight
+            active[worker.node_id].append(worker.worker_id)
+    leaving = sorted(up, key=lambda node_id: (len(active[node_id]), load[node_id], node_id))[: max(0, len(up) - nodes)]
+    return [worker_id for node_id in leaving for worker_id in active[node_id]]
+
+
+async def _change(client: Any, found: dict[str, Any], leaving: list[str], nodes: int, workers: int) -> None:
+    """Drains these workers and wants fewer; nothing is replaced between the two."""
+    if not leaving:
+        await _set(client, found, nodes, workers)
+        return
+    await client.pause(found["pool"], reason="TARGET_LOWERED")
+    try:
+        for worker_id in leaving:
+            await client.drain(worker_id, reason="TARGET_LOWERED")
+        await _set(client, found, nodes, workers)
+    finally:
+        await client.resume(found["pool"])
 
 
 async def _set(client: Any, found: dict[str, Any], nodes: int, workers: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from springtide.cli.serve_slurm.options import GREEDY, PORTS_OF_A_NODE, ServeOptions, ServePlan
 from springtide.cli.up.configs import DRAIN_TIMEOUT_S, Ports, toml
 
+GREEDY_IDLE_S = 5.0
 ENV_FOR_ENGINES = ("vllm", "sglang", "llamacpp")
 
 
@@ -39,6 +40,8 @@ def _controlplane(o: ServeOptions, ports: Ports, data_dir: Path) -> dict[str, An
         "tls_key": o.tls_key,
         "token_file": o.token_file,
         "timing": timing,
+        # greedy: what the target no longer keeps goes at once
+        "nodes": {"idle_s": GREEDY_IDLE_S} if o.policy == GREEDY else {},
     }
 
 

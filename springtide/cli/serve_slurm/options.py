@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -119,29 +120,26 @@ def _read(path: Path) -> dict[str, Any]:
         raise _wrong("--config", str(path), f"is no JSON: {error}", "Correct it.") from None
     if not isinstance(found, dict):
         raise _wrong("--config", str(path), "is no JSON object", 'Write {"model": ..., ...}.')
-    known = {f.name: f for f in dataclasses.fields(ServeOptions)}
+    known = typing.get_type_hints(ServeOptions)
     for key, value in found.items():
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Known keys: {', '.join(known)}."
             raise _wrong(f"{path.name}: {key}", value, "is not a key", hint)
-        found[key] = _typed(f"{path.name}: {key}", value, str(known[key].type))
+        found[key] = _typed(f"{path.name}: {key}", value, known[key])
     return found
 
 
-def _typed(field: str, value: Any, kind: str) -> Any:
+def _typed(field: str, value: Any, hint: Any) -> Any:
     """JSON's own types; a whole number may stand for a number."""
-    if value is None and "None" in kind:
+    kinds = typing.get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
         return None
-    wanted = kind.partition(" ")[0].removeprefix("<class '").removesuffix("'>")
-    good = {
-        "str": isinstance(value, str),
-        "bool": isinstance(value, bool),
-        "int": isinstance(value, int) and not isinstance(value, bool),
-        "float": isinstance(value, int | float) and not isinstance(value, bool),
-    }[wanted]
+    kind = kinds[0]
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    good = whole if kind is int else whole or isinstance(value, float) if kind is float else isinstance(value, kind)
     if not good:
-        raise _wrong(field, value, f"is no {wanted}", f"Write a JSON value of type {wanted}.")
+        raise _wrong(field, value, f"is no {kind.__name__}", f"Write a JSON value of type {kind.__name__}.")
     return value
 
 
