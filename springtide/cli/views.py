@@ -7,7 +7,7 @@ from springtide.cli import text
 from springtide.cli.shape import name_of
 from springtide.v1 import controlplane_pb2 as cp
 from springtide.v1 import generation_pb2 as gen
-from springtide.v1.types_pb2 import Decision, Event, Node, PolicySpec, Pool, RoutingSpec, Worker
+from springtide.v1.types_pb2 import Decision, Event, Node, PolicySpec, Pool, PoolSpec, RoutingSpec, Worker
 
 
 def optional(message: Any, field: str) -> Any:
@@ -60,7 +60,10 @@ def pool_page(pool: Pool) -> str:
             ("routing", _with_settings(spec.routing)),
             ("labels", ", ".join(f"{k}={v}" for k, v in sorted(spec.labels.items()))),
             ("desired", status.desired_workers),
-            ("workers", ", ".join((*counts, f"{status.inactive} inactive"))),
+            ("workers", ", ".join((*counts, f"{status.inactive} inactive ({status.sleeping} asleep)"))),
+            ("scale-down", _scale_down(spec)),
+            ("spares", spec.spares or ""),
+            ("weights", _weights(pool)),
             ("pinned at", optional(status, "manual_workers")),
             ("paused for", text.remaining(status.hold_until) if status.HasField("hold_until") else ""),
             ("paused because", status.hold_reason),
@@ -72,6 +75,21 @@ def pool_page(pool: Pool) -> str:
             ("revision", pool.revision),
         ]
     )
+
+
+def _scale_down(spec: PoolSpec) -> str:
+    how = name_of(spec, "scale_down").lower()
+    if how == "sleep_then_stop":
+        how += f" after {text.duration(spec.sleep_stop_after_s)}"
+    return f"{how}, GPUs of sleepers are lent" if spec.lend_gpus else how
+
+
+def _weights(pool: Pool) -> str:
+    status = pool.status
+    if not status.weight_version:
+        return ""
+    behind = f", {status.weights_behind} workers behind" if status.weights_behind else ""
+    return f"{status.weight_version} from {status.weight_source or pool.spec.model}{behind}"
 
 
 def _with_settings(spec: PolicySpec | RoutingSpec) -> str:
@@ -119,7 +137,7 @@ def workers(items: Iterable[Worker], *, sort: str = "id", wide: bool = False) ->
         "ENDPOINT",
     )
     if wide:
-        header += ("ATTEMPTS", "WEIGHTS", "CONFINED", "LAST START")
+        header += ("FREED", "RETAKEN", "LENT TO", "ATTEMPTS", "WEIGHTS", "CONFINED", "LAST START")
     rows = [
         (
             w.worker_id,
@@ -143,7 +161,8 @@ def workers(items: Iterable[Worker], *, sort: str = "id", wide: bool = False) ->
 
 def _wide(w: Worker) -> Sequence[str]:
     unknown = text.UNKNOWN
-    return (str(w.attempts), w.weight_version or unknown, w.confinement or unknown, phases(w) or unknown)
+    memory = (_mib(optional(w, "freed_bytes")), _mib(optional(w, "reoccupied_bytes")), w.lent_to or unknown)
+    return (*memory, str(w.attempts), w.weight_version or unknown, w.confinement or unknown, phases(w) or unknown)
 
 
 PHASES = ("slot", "process", "import", "load", "compile", "warm_up")
@@ -154,6 +173,10 @@ def phases(worker: Worker) -> str:
     found = worker.start_phases_s
     parts = [f"{name} {found[name]:.1f}s" for name in PHASES if found.get(name, 0.0) >= 0.05]
     return " ".join(parts)
+
+
+def _mib(value: int | None) -> str:
+    return text.UNKNOWN if value is None else f"{value / 2**20:.0f} MiB"
 
 
 def _of(shown: str, limit: int) -> str:
@@ -180,6 +203,11 @@ def worker_page(worker: Worker) -> str:
         ("failed starts", worker.attempts or ""),
         ("last start", phases(worker)),
         ("confined by", worker.confinement),
+        ("weights", worker.weight_version),
+        ("freed by its sleep", _mib(worker.freed_bytes) if worker.HasField("freed_bytes") else ""),
+        ("taken by its wake", _mib(worker.reoccupied_bytes) if worker.HasField("reoccupied_bytes") else ""),
+        ("lent to", worker.lent_to),
+        ("its engine lacks", "; ".join(f"{k}: {v}" for k, v in sorted(worker.missing_verbs.items()))),
         ("log", worker.log_path),
         ("traceparent", worker.traceparent),
     ]

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from springtide.client.spec import pool_spec
@@ -25,6 +26,7 @@ Chat = str | Sequence[Mapping[str, str]]
 
 # A shim that drains or a model that loads takes its time; everything else answers at once.
 CALL_TIMEOUT_S = 15.0
+_VERB_SLACK_S = 10.0  # of the control plane, on top of the engine's time
 
 
 def router_address(environ: Mapping[str, str] | None = None) -> str:
@@ -112,6 +114,37 @@ class AsyncSpringtide:
         """ACTIVE to DRAINING; running requests have `timeout_s` seconds to finish (default: the pool's)."""
         request = cp.DrainWorkerRequest(worker_id=worker_id, timeout=_duration(timeout_s), reason=reason)
         return await self._worker("DrainWorker", request)
+
+    async def sleep(self, worker_id: str, *, timeout_s: float | None = None, reason: str = "") -> Worker:
+        """ACTIVE to INACTIVE/SLEEPING: drained, memory released, process kept. `activate` wakes it."""
+        request = cp.SleepWorkerRequest(worker_id=worker_id, timeout=_duration(timeout_s), reason=reason)
+        return await self._worker("SleepWorker", request)
+
+    async def lend(self, worker_id: str, to: str) -> Worker:
+        """The GPUs of a sleeping worker go to a job outside."""
+        return await self._worker("LendWorker", cp.LendWorkerRequest(worker_id=worker_id, to=to))
+
+    async def reclaim(self, worker_id: str) -> Worker:
+        """Ends that loan."""
+        return await self._worker("ReclaimWorker", cp.ReclaimWorkerRequest(worker_id=worker_id))
+
+    async def verb(
+        self, worker_id: str, verb: str, args: Mapping[str, str] | None = None, *, timeout_s: float = 30.0
+    ) -> dict[str, Any]:
+        """One verb at a worker's engine; what it answers. Unimplemented names the flag that the engine lacks."""
+        request = cp.WorkerVerbRequest(
+            worker_id=worker_id, verb=verb, args=dict(args or {}), timeout=_duration(timeout_s)
+        )
+        with decoded_errors("control plane", self.address):
+            answer = await self._controlplane.WorkerVerb(request, timeout=2 * timeout_s + _VERB_SLACK_S)
+        found: dict[str, Any] = MessageToDict(answer.result)
+        return found
+
+    async def set_weights(self, pool: str, version: str, source: str, *, barrier: bool = False) -> Pool:
+        """The weights that the pool's workers shall serve; they change one after the other."""
+        request = cp.SetWeightsRequest(pool=pool, version=version, source=source, barrier=barrier)
+        changed: Pool = (await self._ask("SetWeights", request)).pool
+        return changed
 
     async def undrain(self, worker_id: str) -> Worker:
         return await self._worker("UndrainWorker", cp.UndrainWorkerRequest(worker_id=worker_id))

@@ -78,6 +78,23 @@ class Springtide:
     def drain(self, worker_id: str, *, timeout_s: float | None = None, reason: str = "") -> Worker:
         return self._wait(self._client.drain(worker_id, timeout_s=timeout_s, reason=reason))
 
+    def sleep(self, worker_id: str, *, timeout_s: float | None = None, reason: str = "") -> Worker:
+        return self._wait(self._client.sleep(worker_id, timeout_s=timeout_s, reason=reason))
+
+    def lend(self, worker_id: str, to: str) -> Worker:
+        return self._wait(self._client.lend(worker_id, to))
+
+    def reclaim(self, worker_id: str) -> Worker:
+        return self._wait(self._client.reclaim(worker_id))
+
+    def verb(
+        self, worker_id: str, verb: str, args: Mapping[str, str] | None = None, *, timeout_s: float = 30.0
+    ) -> dict[str, Any]:
+        return self._wait(self._client.verb(worker_id, verb, args, timeout_s=timeout_s))
+
+    def set_weights(self, pool: str, version: str, source: str, *, barrier: bool = False) -> Pool:
+        return self._wait(self._client.set_weights(pool, version, source, barrier=barrier))
+
     def undrain(self, worker_id: str) -> Worker:
         return self._wait(self._client.undrain(worker_id))
 
