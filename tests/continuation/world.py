@@ -27,6 +27,8 @@ from tests.dataplane.fakes import client, dechunk, post
 ERROR = b'data: {"error":{"message":"EngineCore died","type":"InternalServerError","param":null,"code":500}}\n\n'
 DRAINED = b'data: {"error":{"message":"deadline","type":"worker_drained","param":null,"code":503}}\n\n'
 CLIENTS = b'data: {"error":{"message":"too long after all","type":"BadRequestError","code":400}}\n\n'
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 CUTS = ("close", "reset", "half", "error", "drained", "stall")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 from springtide.v1 import types_pb2 as t
 from tests.ports import free_port
@@ -189,6 +190,19 @@ class FaultStack(Stack):
         return uvloop.run(load.ask(self.http, model, Arrival(number, 0, 20, tokens), salt="fault", timeout_s=timeout_s))
 
 
+def engine_metrics(stack: FaultStack, worker_id: str) -> dict[str, float]:
+    """What an engine shows of itself, on its own socket; labels are left out."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(5)
+        sock.connect(stack.entry(worker_id)["engine_endpoint"].removeprefix("unix:"))
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = b""
+        while piece := sock.recv(65536):
+            answer += piece
+    families = text_string_to_metric_families(answer.partition(b"\r\n\r\n")[2].decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
 def check_outcome(result: Result) -> None:
     """Exact, or an explicit error: never a clean end that is wrong, never a silent cut."""
     if result.ok:
@@ -209,4 +223,4 @@ def get(port: int, path: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
         connection.close()
 
 
-__all__ = ["ENGINE", "LIVE", "FaultStack", "check_outcome", "free_port", "get", "wait_for"]
+__all__ = ["ENGINE", "LIVE", "FaultStack", "check_outcome", "engine_metrics", "free_port", "get", "wait_for"]
