@@ -38,6 +38,7 @@ class Draft:
         self._changed: dict[tuple[str, str], None] = {}  # ordered set
         self.was_full = False  # something was left for the next plan
         self.rooms: list[Room] | None = None  # room on coming nodes, see nodes.acquire
+        self.needed: set[str] = set()  # nodes that are kept although nothing is on them
         self.requested = 0  # units of nodes that this plan asks for
         self.awaited: dict[str, int] = {}  # by pool: workers that have a node coming
         self._wakes: list[float] = []

@@ -12,6 +12,7 @@ from controlplane.core.draft import Draft
 from controlplane.core.drains import progress_drains
 from controlplane.core.lease import tend_nodes
 from controlplane.core.nodes.acquire import keep_sets
+from controlplane.core.nodes.mix import restore_mix
 from controlplane.core.nodes.release import release_idle
 from controlplane.core.nodes.saga import follow_provisioners
 from controlplane.core.observe import observe_workers
@@ -38,6 +39,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     tend_weights(draft)
     take_samples(draft)
     converge_pools(draft)
+    restore_mix(draft)
     keep_sets(draft)
     release_idle(draft)
     return draft.plan()

@@ -1,6 +1,9 @@
 """Where a pool's workers are, what requests ask for, and the pool that it works together with: inputs of policies."""
 
+from collections.abc import Mapping
+
 from controlplane.core.draft import Draft
+from controlplane.core.nodes.offers import likely_nodes
 from controlplane.core.placement import free_gpus
 from controlplane.core.policy import ActiveWorker, Demand, Partner, Supply
 from controlplane.core.signals import fresh_report, in_flight_of, is_leaving, live_routers, total
@@ -49,8 +52,10 @@ def supplies_of(draft: Draft, pool: Pool, asked: frozenset[str] = frozenset()) -
     """One per provisioner, set of offered keys and weight, in that order; nodes that the pool's placement rules out are
     none of its supplies. Nodes that differ only in values of labels that nobody asks for (`asked`) are one."""
     nodes: dict[tuple[str, frozenset[str], float], list[Node]] = {}
-    for node_id in sorted(draft.nodes):
-        node = draft.nodes[node_id]
+    coming: dict[str, int] = {}  # by node id: workers that fit on nodes that are, or could be, asked for
+    for node in [*(draft.nodes[node_id] for node_id in sorted(draft.nodes)), *likely_nodes(draft, pool.spec, coming)]:
+        if node.provided is not None and node.state in (NodeState.GONE, NodeState.REQUESTED):
+            continue
         labels = node.observed.labels
         if all(labels.get(key) == value for key, value in pool.spec.placement.items()):
             offers = frozenset(key for key in offers_of(node, pool) if "=" not in key or key in asked)
@@ -61,7 +66,7 @@ def supplies_of(draft: Draft, pool: Pool, asked: frozenset[str] = frozenset()) -
     for worker in draft.workers.values():
         held.setdefault(worker.intent.node_id, []).append(worker)
     groups = sorted(nodes.items(), key=lambda item: (item[0][0], sorted(item[0][1]), item[0][2]))
-    return tuple(_supply(draft, pool, *group, members, held) for group, members in groups)
+    return tuple(_supply(draft, pool, *group, members, held, coming) for group, members in groups)
 
 
 def _supply(
@@ -72,6 +77,7 @@ def _supply(
     weight: float,
     members: list[Node],
     held: dict[str, list[Worker]],
+    coming: Mapping[str, int],
 ) -> Supply:
     own = [worker for node in members for worker in held.get(node.node_id, ()) if worker.pool == pool.name]
     staying = [worker for worker in own if not is_leaving(worker, draft.nodes)]
@@ -81,7 +87,7 @@ def _supply(
     room = sum(
         len(free_gpus(node, held.get(node.node_id, ()), draft.live(node.node_id))) // pool.spec.tensor_parallel_size
         for node in usable
-    )
+    ) + sum(coming.get(node.node_id, 0) for node in members)
     in_flight, _ = total([in_flight_of(draft.snapshot, worker, draft.now) for worker in active])
     return Supply(
         provisioner=provisioner,

@@ -1,8 +1,11 @@
-"""Whom a scale-down takes: overdue or failed starts, starts, SUSPECT, stale weights, then least in-flight; ties by id.
+"""Whom a scale-down takes: overdue or failed starts, starts, SUSPECT, stale weights, then least in-flight; among equals
+whoever empties a node that can be given back; ties by id.
 
 Two things are never taken: a start while requests wait and nothing is ACTIVE (unless it is one too many for the pool's
 upper bound, and another start remains), and the last worker that is able to serve what waits.
 """
+
+from collections.abc import Mapping
 
 from controlplane.core.draft import Draft
 from controlplane.core.signals import in_flight_of, waiting_of
@@ -28,7 +31,22 @@ def choose_victim(draft: Draft, pool: Pool, candidates: list[Worker], *, spare_w
         else:
             last = _last_able(draft, pool, serving)
             allowed = [worker for worker in allowed if worker.worker_id not in last]
-    return min(allowed, key=lambda worker: _rank(draft, pool, worker), default=None)
+    crowds = _crowds(draft, allowed)
+    return min(allowed, key=lambda worker: _rank(draft, pool, worker, crowds), default=None)
+
+
+def _crowds(draft: Draft, workers: list[Worker]) -> dict[str, int]:
+    """By node: workers that keep it from being given back. Nodes that nobody takes back come last."""
+    held: dict[str, int] = {}
+    for worker in draft.workers.values():
+        if worker.intent.gpu_ids and worker.state is not State.DRAINING:
+            held[worker.intent.node_id] = held.get(worker.intent.node_id, 0) + 1
+    found: dict[str, int] = {}
+    for node_id in {worker.intent.node_id for worker in workers}:
+        node = draft.nodes.get(node_id)
+        returnable = node is not None and node.provided is not None and not node.provided.fixed
+        found[node_id] = held.get(node_id, 0) if returnable else 1 << 30
+    return found
 
 
 def _last_able(draft: Draft, pool: Pool, serving: list[Worker]) -> set[str]:
@@ -47,19 +65,23 @@ def _offers(draft: Draft, pool: Pool, worker: Worker) -> frozenset[str]:
     return offers_of(node, pool) if node is not None else frozenset()
 
 
-def _rank(draft: Draft, pool: Pool, worker: Worker) -> tuple[int, int, tuple[str, int, str]]:
-    order = id_order(worker.worker_id)
+def _rank(
+    draft: Draft, pool: Pool, worker: Worker, crowds: Mapping[str, int]
+) -> tuple[int, int, int, tuple[str, int, str]]:
+    """The state first, then least in-flight; among equals whoever empties a node that can be given back, then the
+    id."""
+    order = crowds[worker.intent.node_id], id_order(worker.worker_id)
     intent = worker.intent
     if worker.state is State.STARTING:
         overdue = intent.attempts > 0 or (intent.deadline is not None and draft.now >= intent.deadline)
         if intent.phase is Phase.ADOPTING:
-            return 2, 0, order  # an engine that is already loaded is worth more than any other start
-        return (0 if overdue else 1), 0, order
+            return 2, 0, *order  # an engine that is already loaded is worth more than any other start
+        return (0 if overdue else 1), 0, *order
     in_flight = in_flight_of(draft.snapshot, worker, draft.now)
     load = _UNKNOWN_IN_FLIGHT if in_flight is None else in_flight
     if intent.condition is Condition.SUSPECT:
-        return 3, load, order
+        return 3, load, *order
     wanted = pool.intent.weight_version
     if wanted and worker.observed.weight_version != wanted:
-        return 4, load, order
-    return 5, load, order
+        return 4, load, *order
+    return 5, load, *order

@@ -15,7 +15,7 @@ from controlplane.core.nodes.offers import Offer, all_offers, best, nodes_of, of
 from controlplane.core.nodes.slots import Room
 from controlplane.core.placement import CannotPlace, free_gpus
 from controlplane.core.tracing import traceparent_for
-from springtide.model.enums import NodeState, State
+from springtide.model.enums import NodeState
 from springtide.model.node import Node, NodeObserved, Provision
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
@@ -40,31 +40,61 @@ def with_nodes(draft: Draft, pool: Pool, blocked: CannotPlace, workers: int) -> 
 
 def want_nodes(draft: Draft, pool: Pool, workers: int) -> Outlook:
     """Promises room on nodes that are coming to so many workers, and asks for what is missing."""
-    rooms, promised = coming_rooms(draft), dict[str, None]()
     everything = all_offers(draft)
-    offers = offers_for(draft, pool.spec, everything)
-    kinds = _kinds(draft, pool, workers, offers)
-    requests = 0
+    hunt = _Hunt(draft, pool, offers_for(draft, pool.spec, everything))
+    kinds = _kinds(draft, pool, workers, hunt.offers)
     missing = 0
     for spot in kinds:
-        room = _first_fit(rooms, pool, spot)
-        if room is None and requests < MAX_REQUESTS:
-            offer = best(draft, pool.name, offers, spot=spot)
-            if offer is not None and not draft.lacks_room(2 * offer.kind.nodes_per_unit + 12):
-                request_unit(draft, offer, pool.name, f"{workers} workers of {pool.name} fit nowhere")
-                requests += 1
-                offers = [
-                    dataclasses.replace(o, room=o.room - o.kind.nodes_per_unit) if o == offer else o for o in offers
-                ]
-                room = _first_fit(rooms, pool, None)
-        if room is None:
+        if not hunt.find(spot):
             missing += 1
-            continue
-        room.take(pool.spec)
-        promised[room.node_id] = None
-    for offer in offers:
+        elif spot and draft.snapshot.rules.dynamic_fallback:
+            hunt.find(False, strictly=True)  # whichever comes first gets the worker
+    for offer in hunt.offers:
         draft.wake(offer.blocked_until)
-    return Outlook(len(kinds) - missing, _say(promised, missing, why_none(offers, everything)))
+    return Outlook(len(kinds) - missing, _say(hunt.promised, missing, why_none(hunt.offers, everything)))
+
+
+class _Hunt:
+    """Room for the workers of one pool, one after another."""
+
+    def __init__(self, draft: Draft, pool: Pool, offers: list[Offer]) -> None:
+        self._draft = draft
+        self._pool = pool
+        self._rooms = coming_rooms(draft)
+        self._requests = 0
+        self.offers = offers
+        self.promised: dict[str, None] = {}  # node ids in order
+
+    def find(self, spot: bool | None, *, strictly: bool = False) -> bool:
+        """Takes room on a coming node, or asks for a node and takes it there. `spot`: the wanted kind (None: any);
+        another kind will do unless `strictly`. False: there is none."""
+        room = self._fitting(spot, strictly)
+        if room is None:
+            self._request(spot, strictly)
+            room = self._fitting(spot, strictly)
+        if room is None:
+            return False
+        room.take(self._pool.spec)
+        self.promised[room.node_id] = None
+        return True
+
+    def _fitting(self, spot: bool | None, strictly: bool) -> Room | None:
+        """Of the wanted kind before any other: a node that comes is used, whatever it is."""
+        fitting = [room for room in self._rooms if room.fits(self._pool.spec)]
+        like = [room for room in fitting if spot is None or room.spot is spot]
+        return next(iter(like if strictly else like or fitting), None)
+
+    def _request(self, spot: bool | None, strictly: bool) -> None:
+        usable = [offer for offer in self.offers if not strictly or offer.kind.spot is spot]
+        offer = best(self._draft, self._pool.name, usable, spot=spot)
+        if offer is None or self._requests >= MAX_REQUESTS:
+            return
+        if self._draft.lacks_room(2 * offer.kind.nodes_per_unit + 12):
+            return
+        request_unit(self._draft, offer, self._pool.name, f"workers of {self._pool.name} fit nowhere")
+        self._requests += 1
+        left = dataclasses.replace(offer, room=offer.room - offer.kind.nodes_per_unit)
+        self.offers = [left if found == offer else found for found in self.offers]
 
 
 def _kinds(draft: Draft, pool: Pool, workers: int, offers: list[Offer]) -> list[bool | None]:
@@ -80,13 +110,6 @@ def _kinds(draft: Draft, pool: Pool, workers: int, offers: list[Offer]) -> list[
 def on_spot(draft: Draft, worker: Worker) -> bool:
     node = draft.nodes.get(worker.intent.node_id)
     return node is not None and node.provided is not None and node.provided.spot
-
-
-def _first_fit(rooms: list[Room], pool: Pool, spot: bool | None) -> Room | None:
-    """Room of the wanted kind before any other: a node that comes is used, whatever it is."""
-    fitting = [room for room in rooms if room.fits(pool.spec)]
-    like = [room for room in fitting if spot is None or room.spot is spot]
-    return next(iter(like or fitting), None)
 
 
 def _say(promised: dict[str, None], missing: int, why: str) -> str:
@@ -173,7 +196,3 @@ def keep_sets(draft: Draft) -> None:
                 return
             request_unit(draft, offer, "", f"{here} of {wanted} nodes to keep")
             coming_rooms(draft)[-1].used = True
-
-
-def ready_on_spot(draft: Draft, pool: Pool) -> int:
-    return sum(1 for w in staying(draft, pool) if w.state is State.ACTIVE and on_spot(draft, w))

@@ -14,6 +14,7 @@ from springtide.model.pool import PoolSpec
 from springtide.model.provisioning import CapabilitySet
 
 _UNKNOWN = float("inf")
+_LIKE = "?"  # no node's id begins with it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,7 +129,22 @@ def _likeness(offer: Offer) -> Node:
     kind = offer.kind
     gpus = tuple(Gpu(str(index)) for index in range(kind.gpus_per_node))
     observed = NodeObserved(gpus=gpus, labels=set_labels(offer.provisioner_id, kind), resources=kind.resources)
-    return Node(offer.name, observed=observed)
+    return Node(f"{_LIKE}{offer.name}", observed=observed)
+
+
+def likely_nodes(draft: Draft, spec: PoolSpec, room: dict[str, int]) -> list[Node]:
+    """One node as it would be for each set that could still give, or is giving, some for the pool; `room` gets how many
+    workers fit on all of them. For policies, which otherwise see nodes that are UP only."""
+    found: list[Node] = []
+    for offer in offers_for(draft, spec, all_offers(draft)):
+        own = nodes_of(draft.nodes.values(), offer.provisioner_id, offer.kind.name)
+        coming = sum(1 for node in own if node.state is NodeState.REQUESTED)
+        more = 0 if offer.blocked_until is not None else offer.units * offer.kind.nodes_per_unit
+        if coming + more > 0:
+            node = _likeness(offer)
+            room[node.node_id] = (coming + more) * offer.workers
+            found.append(node)
+    return found
 
 
 def why_none(offers: Iterable[Offer], all_of: Iterable[Offer]) -> str:

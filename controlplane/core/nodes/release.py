@@ -16,7 +16,7 @@ def release_idle(draft: Draft) -> None:
     """After all pools have placed what they could. Nothing is concluded from a plan that left work for the next."""
     if draft.was_full:
         return
-    needed = {room.node_id for room in coming_rooms(draft) if room.used}
+    needed = draft.needed | {room.node_id for room in coming_rooms(draft) if room.used}
     held = workers_by_node(draft.workers.values())
     units: dict[tuple[str, str], list[Node]] = {}
     for node_id in sorted(draft.nodes):

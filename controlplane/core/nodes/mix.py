@@ -1,0 +1,89 @@
+"""Spot and on-demand nodes, after SkyServe's rule: `base_on_demand` workers of each pool stay off spot nodes, the rest
+goes on them. With `dynamic_fallback` on-demand nodes stand in for spot nodes that are not ready:
+
+    spot target = N - base,   on-demand target = base + (spot target - ready on spot)
+
+So both are asked for at once; the worker starts where room comes first. When spot nodes are ready, the nodes that
+stood in for them are given back: their workers move as those of any leaving node do.
+"""
+
+from controlplane.core.aims import staying
+from controlplane.core.draft import Draft
+from controlplane.core.nodes.acquire import coming_rooms, on_spot, request_unit
+from controlplane.core.nodes.facts import node_event, workers_by_node
+from controlplane.core.nodes.offers import Offer, all_offers, best, offers_for
+from controlplane.core.nodes.saga import move
+from controlplane.core.nodes.slots import fits_gpus, fits_labels
+from controlplane.core.placement import free_gpus
+from springtide.model.enums import NodeState
+from springtide.model.node import Node
+from springtide.model.pool import Pool
+from springtide.model.worker import Worker
+
+BACK = "SPOT_IS_BACK"
+
+
+def restore_mix(draft: Draft) -> None:
+    """After all pools have placed what they could: what stood in goes back to spot nodes."""
+    if not draft.snapshot.rules.dynamic_fallback or draft.was_full:
+        return
+    offers = all_offers(draft)
+    for name in sorted(draft.pools):
+        pool = draft.pools[name]
+        fitting = offers_for(draft, pool.spec, offers)
+        if not pool.intent.deleting and any(offer.kind.spot for offer in fitting):
+            _restore(draft, pool, fitting)
+
+
+def _restore(draft: Draft, pool: Pool, offers: list[Offer]) -> None:
+    steady = [worker for worker in staying(draft, pool) if not on_spot(draft, worker)]
+    excess = len(steady) - draft.snapshot.rules.base_on_demand
+    if excess <= 0:
+        return
+    free = _free_on_spot(draft, pool)
+    missing = excess - free
+    for room in coming_rooms(draft):
+        while missing > 0 and room.spot and room.fits(pool.spec):
+            room.take(pool.spec)
+            missing -= 1
+    spot_offers = [offer for offer in offers if offer.kind.spot]
+    offer = best(draft, pool.name, spot_offers, spot=True)
+    if missing > 0 and offer is not None and not draft.lacks_room(2 * offer.kind.nodes_per_unit + 12):
+        request_unit(draft, offer, pool.name, f"{excess} workers of {pool.name} are on nodes that stand in for spot")
+        coming_rooms(draft)[-1].used = True
+    _move_one(draft, pool, min(excess, free))
+
+
+def _free_on_spot(draft: Draft, pool: Pool) -> int:
+    """Workers that spot nodes which are UP could take now. They are kept for it."""
+    size, free = pool.spec.tensor_parallel_size, 0
+    for node in draft.nodes.values():
+        live = draft.live(node.node_id)
+        up = node.state is NodeState.UP and not node.spec.cordoned and live is not None and live.reported
+        if not up or node.provided is None or not node.provided.spot:
+            continue
+        if fits_labels(pool.spec, node.observed.labels) and fits_gpus(len(node.observed.gpus), size):
+            room = len(free_gpus(node, draft.workers.values(), live)) // size
+            free += room
+            if room:
+                draft.needed.add(node.node_id)
+    return free
+
+
+def _move_one(draft: Draft, pool: Pool, room: int) -> None:
+    """One on-demand node at a time, the dearest whose workers are all of this pool and have room on spot."""
+    if any(n.state is NodeState.RELEASING and n.reason == BACK for n in draft.nodes.values()):
+        return
+    held = workers_by_node(draft.workers.values())
+    found = [node for node in draft.nodes.values() if _stands_in(node, held.get(node.node_id, []), pool, room)]
+    if found:
+        node = min(found, key=lambda n: (-n.provided.cost_per_hour if n.provided else 0.0, n.node_id))
+        node = move(draft, node, NodeState.RELEASING, BACK)
+        node_event(draft, node, "node_releasing", f"spot nodes take over its workers of {pool.name}")
+
+
+def _stands_in(node: Node, workers: list[Worker], pool: Pool, room: int) -> bool:
+    provided = node.provided
+    if node.state is not NodeState.UP or provided is None or provided.fixed or provided.spot:
+        return False
+    return 0 < len(workers) <= room and all(worker.pool == pool.name for worker in workers)
