@@ -83,7 +83,8 @@ def _supply(
     staying = [worker for worker in own if not is_leaving(worker, draft.nodes)]
     active = [worker for worker in staying if worker.state is State.ACTIVE]
     starting = sum(1 for worker in staying if worker.state is State.STARTING and not worker.intent.spare)
-    usable = [node for node in members if node.state is NodeState.UP and not node.spec.cordoned]
+    there = [node for node in members if node.node_id not in coming]
+    usable = [node for node in there if node.state is NodeState.UP and not node.spec.cordoned]
     room = sum(
         len(free_gpus(node, held.get(node.node_id, ()), draft.live(node.node_id))) // pool.spec.tensor_parallel_size
         for node in usable

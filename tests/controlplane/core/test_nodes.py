@@ -2,8 +2,10 @@
 
 import dataclasses
 
+from controlplane.core.draft import Draft
 from controlplane.core.nodes.orders import provisioner_orders
 from controlplane.core.snapshot import PoolDemand
+from controlplane.core.supply import supplies_of
 from springtide.model.enums import NodeState, State
 from springtide.model.provisioning import CapabilitySet, ProvidedPhase
 from tests.controlplane.core.node_world import RULES, Host, NodeWorld, provider
@@ -287,3 +289,66 @@ def test_from_zero_a_first_request_brings_a_node() -> None:
     world.turn(times=12)
     assert world.count(State.ACTIVE) == 1
     assert len(world.alive()) == 1
+
+
+SPOT = CapabilitySet("spot", gpus_per_node=1, max_nodes=9, spot=True, cost_per_hour=1.0)
+STEADY = CapabilitySet("steady", gpus_per_node=1, max_nodes=9, cost_per_hour=3.0)
+
+
+def kinds_of(world: NodeWorld) -> list[str]:
+    """Sets of the nodes that ACTIVE workers are on."""
+    nodes = [world.node_records[w.intent.node_id] for w in world.workers.values() if w.state is State.ACTIVE]
+    return sorted(node.provided.capability_set for node in nodes if node.provided is not None)
+
+
+def test_the_first_workers_stay_off_spot_nodes() -> None:
+    """Policies.md, SkyServe: base_on_demand workers on on-demand nodes, the rest on spot."""
+    world = NodeWorld(provider(sets=(SPOT, STEADY)), rules=dataclasses.replace(RULES, base_on_demand=1))
+    want(world, 3)
+    world.turn(times=15)
+    assert kinds_of(world) == ["spot", "spot", "steady"]
+    assert len(world.alive()) == 3
+
+
+def test_on_demand_nodes_stand_in_for_spot_nodes_until_these_are_ready() -> None:
+    """Policies.md, SkyServe: dynamic fallback; then everything goes back to spot, and no moment is without worker."""
+    slow = provider("a", sets=(SPOT,), queue_s=25.0)
+    quick = provider("b", sets=(STEADY,))
+    world = NodeWorld(slow, quick, rules=dataclasses.replace(RULES, dynamic_fallback=True))
+    want(world, 2, drain_timeout_s=3.0)
+    world.turn(times=12)
+    assert kinds_of(world) == ["steady", "steady"]
+    assert len(slow.alive()) == 2, "still asked for"
+    least = 9
+    for _ in range(70):
+        world.turn()
+        least = min(least, len(world.routed()))
+    assert kinds_of(world) == ["spot", "spot"]
+    assert least >= 1
+    assert quick.alive() == []
+
+
+def test_shrinking_empties_whole_nodes() -> None:
+    """CP9: among equals the worker goes whose node can then be given back."""
+    world = NodeWorld(provider(gpus=2))
+    want(world, 4)
+    world.turn(times=12)
+    assert len(world.alive()) == 2
+    world.set_intent("demo", manual_workers=2)
+    world.turn(times=30)
+    assert world.count(State.ACTIVE) == 2
+    assert len(world.alive()) == 1
+
+
+def test_policies_see_what_could_be_had() -> None:
+    """PL5, PV1: a supply's room counts nodes that its provisioner could still give, and those on their way."""
+    world = NodeWorld(provider("p1", nodes=3, gpus=2))
+    want(world, 1)
+    world.heartbeats()
+    draft = Draft(world.snapshot(), world.now)
+    (supply,) = supplies_of(draft, world.pools["demo"])
+    assert (supply.provisioner, supply.most, supply.present) == ("p1", 6, 0)
+    world.turn(times=8)
+    draft = Draft(world.snapshot(), world.now)
+    found = supplies_of(draft, world.pools["demo"])
+    assert sum(supply.most or 0 for supply in found) == 6
