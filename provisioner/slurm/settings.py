@@ -78,7 +78,7 @@ class SlurmSettings:
         "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/springtide-$SLURM_JOB_ID",
         doc="Folder of each job's agent, on its node; shell variables count. Removed after a clean end.",
     )
-    poll_interval_s: float = setting(1.0, doc="squeue is asked at most so often.", unit="s", minimum=0.1, maximum=300)
+    poll_interval_s: float = setting(1.0, doc="squeue is asked at most so often.", unit="s", minimum=0, maximum=300)
     submit_interval_s: float = setting(0.0, doc="Pause between two sbatch calls.", unit="s", minimum=0, maximum=60)
     sbatch_timeout_s: float = setting(30.0, doc="Longest wait for sbatch.", unit="s", minimum=0.1)
     squeue_timeout_s: float = setting(10.0, doc="Longest wait for squeue.", unit="s", minimum=0.1)

@@ -131,6 +131,14 @@ class VirtualCluster:
                 if env.get("SLURMD_NODENAME") == name:
                     _kill(pid)
 
+    def pause(self) -> None:
+        """slurmctld falls silent: connections are taken, nothing is answered."""
+        self._daemons["slurmctld"].send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Ends `pause`."""
+        self._daemons["slurmctld"].send_signal(signal.SIGCONT)
+
     def idle_nodes(self) -> list[str]:
         """Names; none while slurmctld does not answer."""
         found = self.run("sinfo", "-h", "-N", "-p", "high", "-t", "idle", "-o", "%N", check=False)
