@@ -61,6 +61,8 @@ class Call:
         "ticket",
     )
 
+    linked = False
+
     def __init__(self, front: "GenerateFront", stream: Stream, fields: Headers) -> None:
         self.front = front
         self.ticket: Ticket | None = None

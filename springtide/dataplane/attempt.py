@@ -42,6 +42,7 @@ _DEFAULT_ERRORS: dict[OutcomeKind, tuple[int, str, str]] = {
     OutcomeKind.BAD_RESPONSE: (502, "the worker's answer was malformed", "bad_upstream_response"),
     OutcomeKind.ABORTED: (503, "the request was aborted", "aborted"),
 }
+_LEFT_AT_ONCE_BYTES = 4096
 _FRAMING_HEADERS = (b"content-length", b"connection", b"transfer-encoding", b"keep-alive")
 
 
@@ -155,10 +156,8 @@ class Attempt:
                 return
             data = rest
             body = self.body
-            if body is None:  # the whole answer is here
-                if data and not self.resumes:
-                    self._begin()
-                self._settle(data)
+            if body is None:
+                self._whole(data)
                 return
         try:
             payload = body.feed(data)
@@ -168,6 +167,27 @@ class Attempt:
                 self._collect(body, payload)
         except (FramingError, EventTooLong, ShapeError) as error:
             self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
+
+    def upstream_events(self, data: bytes, count: int) -> None:
+        """One chunk of `count` whole events that the relay before this one has looked at: no error, comment or end."""
+        scan, shaper = self.scan, self.shaper
+        if scan is None or not self.begun or scan.partial or not (self.verbatim or shaper):
+            self.upstream_data(data)
+            return
+        self.active = True
+        scan.count += count
+        self.sent += len(data)
+        if shaper is None:
+            self.exchange.client.transport.write(data)
+            return
+        try:
+            shaped = shaper.feed(data[data.find(b"\n") + 1 : -2])
+        except ShapeError as error:
+            self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
+            return
+        self.exchange.client.transport.write(self._encode(shaped))
+        if shaper.ended:
+            self._finish()
 
     def upstream_lost(self, error: Exception | None) -> None:
         """The upstream's connection ended."""
@@ -244,6 +264,7 @@ class Attempt:
     # ------------------------------------------------------------ event streams
 
     def _stream(self, scan: EventStream, body: Body, data: bytes, payload: bytes) -> None:
+        before = scan.count
         events = scan.feed(payload)
         done = body.done
         shaper = self.shaper
@@ -251,13 +272,17 @@ class Attempt:
             # The path of every token.
             if events:
                 self.sent += len(events)
+                client = self.exchange.client
                 if shaper is not None:
-                    self.exchange.client.transport.write(self._encode(shaper.feed(events)))
+                    client.transport.write(self._encode(shaper.feed(events)))
                     if shaper.ended:
                         self._finish()
+                elif not (events is payload and self.verbatim and body.aligned):
+                    client.transport.write(self._encode(events))
+                elif client.linked:
+                    client.pass_on(data, scan.count - before)
                 else:
-                    exact = events is payload and self.verbatim and body.aligned
-                    self.exchange.client.transport.write(data if exact else self._encode(events))
+                    client.transport.write(data)
             return
         if scan.error is not None:
             self._error_event(scan.error, events)
@@ -332,6 +357,25 @@ class Attempt:
         )
 
     # ------------------------------------------------------------ plain bodies
+
+    def _whole(self, payload: bytes) -> None:
+        """The whole answer came in one read, as most that are no streams do."""
+        head, exchange = self.head, self.exchange
+        assert head is not None
+        if payload and not self.resumes:
+            self._begin()
+        if self.resumes or head.refusal or head.status >= 300 or not payload:
+            self._settle(payload)
+            return
+        self.started = True
+        self.sent = len(payload)
+        keep_alive = exchange.keep_alive()
+        framing = b"content-length: %d\r\n" % self.sent
+        out = encode_response_head(head, self.route.reply_headers, framing, keep_alive)
+        exchange.client.transport.write(out + payload)
+        now = self.first_byte_at or exchange.server.loop.time()
+        self._let_go(now)
+        exchange.over(self._outcome(OutcomeKind.OK, now), not keep_alive)
 
     def _collect(self, body: Body, payload: bytes) -> None:
         if payload and self.first_byte_at is None and not self.resumes:
@@ -523,7 +567,9 @@ class Attempt:
             return
         body, head = self.body, self.head
         clean = head is not None and head.keep_alive and (body is None or (body.done and not body.rest))
-        if clean and conn.transport.get_write_buffer_size() == 0:
+        sent = self.exchange.request.body if self.route.body is None else self.route.body
+        # A small request has left long before its answer came.
+        if clean and (len(sent) < _LEFT_AT_ONCE_BYTES or conn.transport.get_write_buffer_size() == 0):
             conn.release(now)
         else:
             conn.drop()

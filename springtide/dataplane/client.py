@@ -93,6 +93,10 @@ class Answer:
                 self._conn.hold_back(True)
         self._wake()
 
+    def upstream_events(self, data: bytes, count: int) -> None:
+        """One read over a link."""
+        self.upstream_data(data)
+
     def upstream_lost(self, error: Exception | None) -> None:
         """The connection ended."""
         self._conn = None

@@ -91,10 +91,10 @@ class EventStream:
             not self._held
             and not self._closed
             and payload.endswith(_BORDERS)
-            and b"error" not in payload
-            and b"[DONE]" not in payload
+            and payload.find(b"error") < 0  # `in` raises and catches an exception first
+            and payload.find(b"[DONE]") < 0
             and payload[0] != 58
-            and b"\n:" not in payload
+            and payload.find(b"\n:") < 0
         ):
             self.count += payload.count(b"\n\n") + payload.count(b"\n\r\n")
             return payload

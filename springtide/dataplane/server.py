@@ -44,6 +44,8 @@ class ClientConnection(asyncio.Protocol):
     )
 
     transport: asyncio.Transport
+    linked = False
+    """A stream of a link: see `pass_on`."""
 
     def __init__(self, server: "RelayServer") -> None:
         self.server = server
@@ -216,6 +218,10 @@ class ClientConnection(asyncio.Protocol):
         """Writes towards the client."""
         if data:
             self.transport.write(data)
+
+    def pass_on(self, data: bytes, count: int) -> None:
+        """Writes one chunk of `count` whole events; a link says so to the relay at its other end."""
+        self.transport.write(data)
 
     def exchange_done(self, close: bool) -> None:
         """The answer is written; `close` ends the connection after what is buffered has left."""

@@ -18,6 +18,10 @@ class Sink(Protocol):
         """One read."""
         ...
 
+    def upstream_events(self, data: bytes, count: int) -> None:
+        """Over a link: one chunk of `count` whole events, none of them an error, a comment or the end."""
+        ...
+
     def upstream_lost(self, error: Exception | None) -> None:
         """The upstream closed or reset the connection. Not called after the sink let go of it."""
         ...
@@ -58,6 +62,14 @@ class Upstream(asyncio.Protocol):
             # Nobody asked: whatever this is, the connection is out of step.
             self.pool.forget(self)
             self.transport.abort()
+
+    def events_received(self, data: bytes, count: int) -> None:
+        """From a link: see `Sink`."""
+        sink = self.sink
+        if sink is not None:
+            sink.upstream_events(data, count)
+        else:
+            self.data_received(data)
 
     def eof_received(self) -> bool:
         # Not left to the transport, which would first try to write out what is still buffered.

@@ -53,6 +53,7 @@ class ClientLink(Link):
         conn.linked = True
         conn.transport = cast(asyncio.Transport, stream)
         stream.protocol = conn
+        stream.on_events = conn.events_received
         self.streams[stream.id] = stream
         return conn
 

@@ -14,11 +14,13 @@ from springtide.link.frames import (
     CREDIT,
     CREDIT_BODY,
     DATA,
+    EVENTS,
     GOAWAY,
     HEAD,
     HEAD_BYTES,
     KIND_SHIFT,
     LENGTH_MASK,
+    MAX_EVENTS,
     MAX_PAYLOAD_BYTES,
     MAX_REASON_BYTES,
     PING,
@@ -37,6 +39,7 @@ WRITE_HIGH_WATER_BYTES = 1024 * 1024
 _LINGER_S = 2.0
 _unpack = HEAD.unpack_from
 _CONTROL = 1 << KIND_SHIFT
+_EVENTS = EVENTS << KIND_SHIFT
 
 
 class Link(asyncio.Protocol):
@@ -92,6 +95,12 @@ class Link(asyncio.Protocol):
                         stream.take(data[start:end])
                     else:
                         self._first(number, data[start:end])
+                elif word >= _EVENTS:
+                    stream = streams.get(number)
+                    if stream is not None:
+                        stream.take_events(data[start:end], word >> KIND_SHIFT & MAX_EVENTS)
+                    elif number > self.last_id:
+                        raise LinkError(f"events for stream {number}, which was never opened")
                 else:
                     self._control(number, word >> KIND_SHIFT, data[start:end])
         except LinkError as error:

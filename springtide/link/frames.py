@@ -21,6 +21,10 @@ MAX_STREAMS = 8192
 """Open at a time on one link; further requests take a connection of their own."""
 MAX_STREAM_ID = 2**32 - 1
 
+EVENTS = 0x80
+"""Added to DATA's kind: the payload is one chunk of whole events (their number is in the other seven bits), which the
+shim has looked at. Only from shim to router."""
+MAX_EVENTS = 0x7F
 DATA, CREDIT, CLOSE, RESET, PING, PONG, GOAWAY = range(7)
 """CREDIT: four bytes, how much more. CLOSE: all was sent and nothing more is read. RESET: given up.
 PING, PONG: eight bytes, of stream 0. GOAWAY: of stream 0, no new streams, a text that says why."""

@@ -23,6 +23,16 @@ def is_linked(request: Request) -> bool:
     return request.client.startswith(_PEER)
 
 
+class StreamConnection(ClientConnection):
+    """A stream of a link as one of the server's connections."""
+
+    __slots__ = ()
+    linked = True
+
+    def pass_on(self, data: bytes, count: int) -> None:
+        cast(Stream, self.transport).write_events(data, count)
+
+
 class ServerLink(Link):
     """A link whose streams the peer opens."""
 
@@ -37,7 +47,7 @@ class ServerLink(Link):
             self.send(frame(RESET, number))
             return None
         stream = self.streams[number] = Stream(self, number)
-        connection = stream.protocol = ClientConnection(self._server)
+        connection = stream.protocol = StreamConnection(self._server)
         connection.connection_made(cast(asyncio.BaseTransport, stream))
         return stream
 

@@ -7,13 +7,17 @@ gave in one read. What comes while reading is paused waits here too, at most WIN
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from springtide.link.frames import (
     CLOSE,
     CREDIT,
     CREDIT_BODY,
+    EVENTS,
     HEAD,
+    KIND_SHIFT,
+    MAX_EVENTS,
     MAX_PAYLOAD_BYTES,
     RESET,
     WINDOW_BYTES,
@@ -46,6 +50,7 @@ class Stream:
         "gone",
         "id",
         "link",
+        "on_events",
         "protocol",
         "urgent",
     )
@@ -54,6 +59,8 @@ class Stream:
         self.link = link
         self.id = number
         self.protocol: asyncio.Protocol
+        self.on_events: Callable[[bytes, int], None] | None = None
+        """Takes what is known to be whole events; None: the peer may not send any."""
         self.gone = False
         self.urgent = True
         """The next bytes answer something that just came: they do not wait for others."""
@@ -81,6 +88,24 @@ class Stream:
             if self._room < _HALF:
                 self._grant()
             self._hand(payload)
+
+    def take_events(self, payload: bytes, count: int) -> None:
+        """An EVENTS frame. Raises LinkError."""
+        room = self._room - len(payload)
+        to = self.on_events
+        if to is None:
+            raise LinkError(f"stream {self.id} was sent events")
+        if self._paused or self._held or room < _HALF or not count or not payload:
+            if not payload:
+                raise LinkError(f"an empty frame of events for stream {self.id}")
+            self.take(payload)
+            return
+        self._room = room
+        try:
+            to(payload, count)
+        except Exception:
+            log.exception("a stream of a link failed")
+            self.abort()
 
     def _hand(self, payload: bytes) -> None:
         try:
@@ -157,6 +182,20 @@ class Stream:
             self.urgent = False
             link.wake(True)
         elif not link.waking:
+            link.waking = True
+            link.pace.add(link)
+
+    def write_events(self, data: bytes, count: int) -> None:
+        """Sends one chunk of `count` whole events that were looked at."""
+        size = len(data)
+        link = self.link
+        slow = size > self._credit or size > MAX_PAYLOAD_BYTES or count > MAX_EVENTS or self._pending
+        if slow or self._closing or link.blocked:
+            self.write(data)
+            return
+        self._credit -= size
+        link.out += (_pack(self.id, (EVENTS | count) << KIND_SHIFT | size), data)
+        if not link.waking:
             link.waking = True
             link.pace.add(link)
 
