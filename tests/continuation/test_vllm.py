@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.continuation.test_exact import CHAT, TEXT, Script
+from tests.continuation.test_explicit import explicit
 from tests.continuation.world import Cut, ask, same, world
 from tests.ports import free_port
 from tests.system.stack import ROOT, wait_for
@@ -90,3 +91,26 @@ async def test_cut_streams_are_whole(vllm: int) -> None:
         assert w.count("exact") > 40
         assert w.count("failed") == 0
         assert w.in_flight == 0
+
+
+BARRED: list[tuple[str, dict[str, Any], str]] = [
+    (TEXT, {"n": 2, "temperature": 0.7}, "n is set"),
+    (TEXT, {"seed": 7, "temperature": 0.7}, "seed is set"),
+    (TEXT, {"logprobs": 1}, "logprobs is set"),
+    (CHAT, {"frequency_penalty": 0.5}, "frequency_penalty is set"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format is set"),
+    (TEXT, {"structured_outputs": {"choice": ["one two three four five six seven"]}}, "structured_outputs is set"),
+]
+
+
+async def test_what_cannot_be_continued_says_why(vllm: int) -> None:
+    """F31: features of which the first engine held more than the token ids, as the real engine answers them."""
+    script = Script()
+    async with world(script, engine_name="vllm", engine_port=vllm) as w:
+        for path, fields, why in BARRED:
+            asked = {"prompt": "one"} if path == TEXT else {"messages": [{"role": "user", "content": "hello"}]}
+            body: dict[str, Any] = {"model": "m", "max_tokens": 60, "temperature": 0, **asked, **fields}
+            whole = await ask(w.http_port, path, body)
+            assert whole.done, (fields, whole.error)
+            await explicit(w, script, path, body, f"cannot be continued: {why}")
+        assert w.count("not_continuable") == len(BARRED)
