@@ -76,6 +76,7 @@ class Agent:
             port_first=loaded.port_first,
             port_last=loaded.port_last,
             probe_interval_s=loaded.probe_interval_s,
+            stall_timeout_s=loaded.stall_timeout_s,
         )
         self._node = Node(self._setup)
         self._signals = 0

@@ -79,6 +79,13 @@ class AgentConfig:
     probe_interval_s: float = setting(
         1.0, unit="s", doc="Between health probes of an engine.", minimum=0.05, maximum=60
     )
+    stall_timeout_s: float = setting(
+        60.0,
+        unit="s",
+        doc="An engine with work that does none of it for so long counts as failing, whatever it answers. 0: never.",
+        minimum=0,
+        maximum=86400,
+    )
     stop_action: str = setting(
         "drain",
         doc="What SIGTERM and SIGINT do: `drain` stops all workers first, `leave` leaves shims and engines running. "

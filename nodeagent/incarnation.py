@@ -14,6 +14,7 @@ from typing import Any
 
 from nodeagent import processes
 from nodeagent.changes import ChangeFailed, Changes
+from nodeagent.core.progress import Facts, Progress
 from nodeagent.core.start_phases import start_phases
 from nodeagent.deaths import engine_death, shim_death
 from nodeagent.engines.adapter import EngineAdapter, EngineLoad, ReadyReason
@@ -45,6 +46,7 @@ _WARM_UP_S = 120.0
 _DEATH_SHOWS_S = 2.0
 _QUIT_S = 5.0
 _STALE_S = 5.0
+_PROBE_TIMEOUT_S = 2.0
 _STOP_OVERDUE_S = 15.0
 
 
@@ -70,6 +72,7 @@ class Incarnation:
         self._noted_at = 0.0
         self._probe_soon = asyncio.Event()
         self.load: EngineLoad | None = None
+        self._progress = Progress()
         self.probe_failures = 0
         self.warm = False
         self.ended = False
@@ -356,26 +359,47 @@ class Incarnation:
     async def _probe(self) -> None:
         """Health of shim and engine, and load; nothing is generated. An engine that sleeps or is paused counts as
         failing, and so does one behind a shim that does not answer: no request reaches it."""
-        readiness, silence = await asyncio.gather(self._adapter().ready(self._engine()), self._shim_silence())
+        engine = EngineHttp(self.entry.engine_endpoint, max(_PROBE_TIMEOUT_S, 2 * self._setup.probe_interval_s))
+        readiness, silence = await asyncio.gather(self._adapter().ready(engine), self._shim_silence())
         before = (self.probe_failures, self.engine_idle)
         if self.busy or self.entry.released:
             return  # it was asked before it fell asleep
         expected = readiness.reason is ReadyReason.PAUSED and self.entry.engine_paused_at is not None
-        if (readiness.ready or expected) and not silence:
-            self.probe_failures = 0
-        else:
-            self.probe_failures += 1
-            self._setup.metrics.probe_failures.labels(self.entry.pool).inc()
-            log.warning("worker %s: %s", self.entry.worker_id, silence or readiness.detail, extra=self._fields())
         if readiness.reason in (ReadyReason.READY, ReadyReason.PAUSED):
             try:
-                self.load = await self._adapter().load(self._engine())
+                self.load = await self._adapter().load(engine)
             except SpringtideError:
                 self.load = None
         else:
             self.load = None
+        self._judge("" if readiness.ready or expected else readiness.detail or readiness.reason, silence)
         if (self.probe_failures, self.engine_idle) != before:
             self._wake()
+
+    def _judge(self, trouble: str, silence: str) -> None:
+        """Counts a probe. Busy is not dead: an engine that answers late and gets on is no failure, one that answers
+        and does nothing of its work is."""
+        now, status, load = self._setup.clock.now(), self.status, self.load or EngineLoad()
+        facts = Facts(
+            in_flight=status.in_flight if status is not None else 0,
+            streams=status.streams if status is not None else 0,
+            relayed_bytes=status.relayed_bytes if status is not None else 0,
+            total_served=status.total_served if status is not None else 0,
+            generation_tokens=load.generation_tokens_total,
+            prompt_tokens=load.prompt_tokens_total,
+            kv_use=load.kv_use,
+            counts_live=getattr(self._adapter(), "counts_tokens_live", False),
+        )
+        self._progress.note(now, facts, held=self.entry.engine_paused_at is not None)
+        stalled_s, bound_s = self._progress.stalled_s(now), self._setup.stall_timeout_s
+        if not silence and not trouble and bound_s and stalled_s >= bound_s:
+            trouble = f"{facts.in_flight} requests run and nothing has come of them for {stalled_s:.0f} s"
+        if silence or (trouble and not self._progress.moved):
+            self.probe_failures += 1
+            self._setup.metrics.probe_failures.labels(self.entry.pool).inc()
+            log.warning("worker %s: %s", self.entry.worker_id, silence or trouble, extra=self._fields())
+        elif not trouble:
+            self.probe_failures = 0
 
     async def _shim_silence(self) -> str:
         """Why the shim counts as silent; nothing while it answers."""

@@ -44,6 +44,7 @@ class NodeSetup:
     port_first: int = 0
     port_last: int = 0
     probe_interval_s: float = 1.0
+    stall_timeout_s: float = 60.0  # 0: never
     adopt_timeout_s: float = 10.0
     changed: Callable[[], None] = lambda: None
     used_by_others: Callable[[str, str], bool] = lambda gpu_id, worker_id: False

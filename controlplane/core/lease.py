@@ -169,12 +169,15 @@ def _check_health(draft: Draft, worker: Worker) -> None:
         draft.wake(draft.now - quiet + draft.timing.suspect_after_s + 1e-3)
     suspect_since = worker.intent.suspect_since
     if (silent or failing) and worker.intent.condition is Condition.HEALTHY:
-        suspect = draft.step(worker, Cause.SUSPECT, suspect_since=draft.now)
+        reason = "NODE_SILENT" if silent else "PROBES_FAIL"
+        suspect = draft.step(worker, Cause.SUSPECT, suspect_since=draft.now, suspect_reason=reason)
         told = f"its node is silent for {quiet:.1f} s" if silent else f"{probes} health probes failed in a row"
-        draft.worker_event(suspect, "worker_suspect", "active", "NODE_SILENT" if silent else "PROBES_FAIL", told)
+        draft.worker_event(suspect, "worker_suspect", "active", reason, told)
     elif not silent and not failing and worker.intent.condition is Condition.SUSPECT:
         draft.worker_event(draft.step(worker, Cause.RECOVER), "worker_recovered", "active", "HEARD_AGAIN")
     elif failing and not silent and suspect_since is not None:
+        if not worker.failing:
+            worker = draft.set_intent(worker, suspect_reason="PROBES_FAIL")
         _give_up_at(draft, worker, suspect_since + draft.timing.unhealthy_after_s)
 
 

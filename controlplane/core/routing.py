@@ -11,15 +11,19 @@ __all__ = ["RoutedPool", "RoutedWorker", "RoutingDelta", "RoutingTable", "diff",
 
 
 def routing_table(snapshot: Snapshot) -> RoutingTable:
-    """Only ACTIVE workers with admission OPEN and a known endpoint are in it."""
+    """Only ACTIVE workers with admission OPEN and a known endpoint are in it. One that fails its probes is in it only
+    while its pool has no other."""
     workers: dict[str, RoutedWorker] = {}
     starting: dict[str, int] = {}
+    sound = {w.pool for w in snapshot.workers.values() if w.routable and w.observed.endpoint and not w.failing}
     for worker_id in sorted(snapshot.workers):
         worker = snapshot.workers[worker_id]
         pool = snapshot.pools.get(worker.pool)
         if worker.state is State.STARTING:
             starting[worker.pool] = starting.get(worker.pool, 0) + 1
         if pool is None or not worker.routable or not worker.observed.endpoint:
+            continue
+        if worker.failing and worker.pool in sound:
             continue
         workers[worker_id] = RoutedWorker(
             worker_id=worker_id,

@@ -31,6 +31,7 @@ _DEV_VERBS = {
 class DevRoutesEngine(OpenAiEngine):
     """Probes and verbs over vLLM's HTTP surface."""
 
+    counts_tokens_live = True
     load_metrics: ClassVar[LoadMetrics | None] = LoadMetrics(
         running="vllm:num_requests_running",
         waiting="vllm:num_requests_waiting",

@@ -47,6 +47,7 @@ class OpenAiEngine:
     denied: ClassVar[Mapping[str, str]] = {}
     socket_suffix_bytes = 0
     load_metrics: ClassVar[LoadMetrics | None] = None
+    counts_tokens_live = False  # in its metrics, while requests run; else only when they end
 
     def validate(self, launch: EngineLaunch, rules: LaunchRules) -> list[InvalidArgument]:
         """Everything that forbids this launch on this node."""

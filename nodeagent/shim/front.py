@@ -61,6 +61,7 @@ class Front:
         if outcome.route.key != "counted":
             return None
         state = self._state
+        state.relayed_bytes += outcome.bytes
         if outcome.kind is OutcomeKind.OK:
             state.total_served += 1
         elif outcome.kind is OutcomeKind.CLIENT_GONE:

@@ -69,6 +69,7 @@ class Shim:
         self._engine = EngineProcess(launch, folder, self._engine_ended)
         self._data = RelayServer(Front(self.state))
         self._data.upgrades = LinkServer(self._data).upgrade
+        self.state.running = self._running
         self._control = Control(self.state, self._stop, self._abort, self._leaving.set)
         limits = Limits(max_connections=64, max_body_bytes=64 * 1024)
         self._control_server = RelayServer(self._control, limits)
@@ -100,6 +101,11 @@ class Shim:
             await self._data.close()
             await self._control_server.close(drain_s=0.2)
             control.unlink(missing_ok=True)  # noqa: ASYNC240 - one system call
+
+    def _running(self) -> tuple[int, int]:
+        """Event streams that have begun, and the bytes that went out of them."""
+        begun = [exchange.attempt.sent for exchange in self._data.exchanges if exchange.streaming and exchange.attempt]
+        return len(begun), sum(begun)
 
     def _stop(self, grace_s: float) -> None:
         self.state.stop_requested = True

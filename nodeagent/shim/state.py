@@ -38,6 +38,8 @@ class ShimState:
     aborted_total: int = 0
     client_gone_total: int = 0
     idle_since: float = 0.0
+    relayed_bytes: int = 0  # of answers that have ended
+    running: Callable[[], tuple[int, int]] = lambda: (0, 0)  # event streams that have begun, bytes of their answers
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def changed(self) -> None:
@@ -69,6 +71,7 @@ class ShimState:
 
     def status(self) -> shim_pb2.ShimStatus:
         """The facts as a message."""
+        streams, relayed_bytes = self.running()
         status = shim_pb2.ShimStatus(
             version=self.version,
             worker_id=self.launch.worker_id,
@@ -88,6 +91,8 @@ class ShimState:
             client_gone_total=self.client_gone_total,
             engine_endpoint=self.launch.engine_endpoint,
             idle_s=0.0 if self.in_flight else self.now() - self.idle_since,
+            streams=streams,
+            relayed_bytes=self.relayed_bytes + relayed_bytes,
         )
         if self.exit_code is not None:
             status.exit_code = self.exit_code

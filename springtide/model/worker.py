@@ -44,6 +44,7 @@ class WorkerIntent:
     paused_until: float | None = None
     paused_reason: str = ""
     suspect_since: float | None = None
+    suspect_reason: str = ""  # of SUSPECT: NODE_SILENT or PROBES_FAIL
     sleep_level: int = 0  # above 0: its drain, or its start, ends asleep
     waking: bool = False  # of STARTING: it was asleep
     spare: bool = False  # of STARTING: it is put to sleep instead of serving
@@ -88,6 +89,11 @@ class Worker:
     def routable(self) -> bool:
         """Only ACTIVE with admission OPEN is routable."""
         return self.intent.state is State.ACTIVE and self.intent.admission is Admission.OPEN
+
+    @property
+    def failing(self) -> bool:
+        """Its engine fails its probes: others get the requests where there are others."""
+        return self.intent.condition is Condition.SUSPECT and self.intent.suspect_reason == "PROBES_FAIL"
 
     @property
     def asleep(self) -> bool:

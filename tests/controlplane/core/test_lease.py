@@ -220,6 +220,38 @@ def test_probes_make_suspect_and_healthy_again() -> None:
         assert world.workers["demo-1"].intent.condition is condition
 
 
+def test_a_worker_that_fails_its_probes_gets_no_request_while_others_serve() -> None:
+    """CP20, F11: out of the table at the third failed probe and back at the first good one; the last one stays."""
+    world = two_nodes(desired=2)
+    assert world.routed() == ["demo-1", "demo-2"]
+    world.engine("demo-1").probe_failures = 3
+    world.turn()
+    assert world.routed() == ["demo-2"]
+    world.engine("demo-2").probe_failures = 3
+    world.turn()
+    assert world.routed() == ["demo-1", "demo-2"], "nobody is better"
+    world.engine("demo-1").probe_failures = 0
+    world.turn()
+    assert world.routed() == ["demo-1"]
+    world.engine("demo-2").probe_failures = 0
+    world.turn()
+    assert world.routed() == ["demo-1", "demo-2"]
+
+
+def test_a_silent_node_whose_engine_turns_out_to_hang() -> None:
+    """CP20: SUSPECT by silence is routed on; heard again with failed probes it is not."""
+    world = two_nodes(desired=2, gpus=1)
+    node = world.nodes[world.workers["demo-1"].intent.node_id]
+    node.reachable = False
+    world.turn(times=5)
+    assert world.routed() == ["demo-1", "demo-2"]
+    world.engine("demo-1").probe_failures = 3
+    node.reachable = True
+    world.turn(times=2)
+    assert world.workers["demo-1"].intent.condition is Condition.SUSPECT
+    assert world.routed() == ["demo-2"]
+
+
 def test_new_incarnation_is_never_routed_as_the_old_one() -> None:
     """F18: an engine that started anew behind our back is adopted under its own incarnation."""
     world = two_nodes()
