@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 ENDED_RETENTION_S = 900.0
 MAX_REMEMBERED = 4096
+_NOT_FOR_JOBS = ("SPRINGTIDE_", "SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""The last four are of a job that the provisioner itself runs in: sbatch would take them for this one's options."""
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 class SlurmProvider:
@@ -211,7 +214,7 @@ class SlurmProvider:
 
         So the join token reaches the job in its environment: argv, script and logs never show it.
         """
-        env = {k: v for k, v in os.environ.items() if not k.startswith("SPRINGTIDE_")}
+        env = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(_NOT_FOR_JOBS)}
         for variable in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
             env.pop(variable, None)
         env |= self._context.agent_environment(order)

@@ -260,3 +260,56 @@ def test_loopback_is_refused_where_jobs_run_elsewhere(tmp_path: Path, monkeypatc
     assert said.exit_code == 2
     assert "gpu-17" in said.output
     assert "--host ADDRESS" in said.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_launchers_are_jobs(cluster: VirtualCluster, tmp_path: Path) -> None:
+    """PV4, CM9: the scheduler as a CPU job of seven days that writes `.scheduler_url`; a worker joins by hand."""
+    served = Served(tmp_path, cluster)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "springtide"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m springtide.cli "$@"\n')
+    command.chmod(0o755)
+    served.environ["PATH"] = f"{tmp_path / 'bin'}:{served.environ['PATH']}"
+    more = [*served.flags, "--max-nodes", "1", "--provisioner-id", "slurm"]
+    where = more.index("--advertise-file")
+    del more[where : where + 2]
+
+    def sbatch(option: str, script: str, *arguments: str, **environ: str) -> str:
+        launcher = str(ROOT / "deploy" / "slurm" / script)
+        done = subprocess.run(
+            ["sbatch", "--parsable", "-p", "high", option, launcher, *arguments],
+            env={**served.environ, **environ},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        return done.stdout.strip()
+
+    scheduler = sbatch("--mem=100", "scheduler.slurm", *more)
+    worker = ""
+    try:
+
+        def ready(count: int) -> bool:
+            found: dict[str, Any] = served.get("/cluster_status")
+            return bool(found["ready_workers"] == count)
+
+        wait_for("the scheduler's first worker", lambda: ready(2), 60, every_s=0.2)
+        assert "7-00:00:00" in cluster.run("squeue", "-h", "-j", scheduler, "-o", "%l")
+        port = more[more.index("--controlplane-port") + 1]
+        worker = sbatch("--gres=gpu:2", "worker.slurm", "--gpus", "2", SPRINGTIDE_ADDRESS=f"127.0.0.1:{port}")
+        wait_for("the second node", lambda: served.get("/cluster_status")["total_nodes_active"] == 2, 60, every_s=0.2)
+        cluster.run("scancel", "--batch", "--signal=TERM", worker)
+        wait_for("the worker's end", lambda: cluster.jobs("all").get(worker) == "COMPLETED")
+        cluster.run("scancel", "--batch", "--signal=TERM", scheduler)
+        wait_for("the scheduler's end", lambda: cluster.jobs("all").get(scheduler) == "COMPLETED", 60)
+        assert not (tmp_path / ".scheduler_url").exists()
+        assert len(served.jobs()) == 1, "worker jobs stay"
+    finally:
+        for job in filter(None, (scheduler, worker)):
+            cluster.run("scancel", "--signal=KILL", "--full", job, check=False)
+        served.kill()
+    wait_for("the end of all processes", lambda: not _left(tmp_path))
