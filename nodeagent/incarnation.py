@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import logging
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,19 +139,22 @@ class Incarnation:
             self._watch()
             self._span("springtide.worker.boot", started_at)
             answered_at = self._setup.clock.now()
-            healthy_at = await self._become_ready()
-            text = await asyncio.to_thread(log_from, self.log_path, log_begins)
-            phases = start_phases(
-                slot_s=started_at - asked_at,
-                process_s=answered_at - started_at,
-                healthy_s=healthy_at - answered_at,
-                warm_up_s=self._setup.clock.now() - healthy_at,
-                log=text,
-            )
-            self._span("springtide.worker.start", asked_at, phases)
-            self.entry = dataclasses.replace(self.entry, start_phases=phases)
-            self._save()
-            self._wake()
+
+            async def measure(healthy_at: float) -> None:
+                warm_up_s = self._setup.clock.now() - healthy_at
+                text = await asyncio.to_thread(log_from, self.log_path, log_begins)
+                phases = start_phases(
+                    slot_s=started_at - asked_at,
+                    process_s=answered_at - started_at,
+                    healthy_s=healthy_at - answered_at,
+                    warm_up_s=warm_up_s,
+                    log=text,
+                )
+                self._span("springtide.worker.start", asked_at, phases)
+                self.entry = dataclasses.replace(self.entry, start_phases=phases)
+                self._save()
+
+            await self._become_ready(measure)
 
     async def _adopt(self) -> None:
         found = await self._first_status(self._setup.adopt_timeout_s)
@@ -194,8 +197,8 @@ class Incarnation:
         self._shim_lost = self.ended = True
         raise StartFailed(self._shim_death())
 
-    async def _become_ready(self) -> float:
-        """Healthy, then one generated token. Returns when it was healthy."""
+    async def _become_ready(self, measure: Callable[[float], Awaitable[None]] | None = None) -> None:
+        """Healthy, then one generated token. `measure` is told since when it was healthy."""
         launch = self.entry.launch
         timeout_s = launch.start_timeout_s or 900.0
         begun_at = self._setup.clock.now()
@@ -213,9 +216,10 @@ class Incarnation:
         except TimeoutError:
             message = f"the engine was not ready within start_timeout_s = {timeout_s:g}"
             raise StartFailed(ExitInfo(reason="START_TIMEOUT", message=message)) from None
+        if measure is not None:
+            await measure(loaded_at)
         self.warm = True
         self._task(self._ask_capabilities())
-        return loaded_at
 
     async def _warm_up(self, model: str, timeout_s: float) -> None:
         """One generated token."""

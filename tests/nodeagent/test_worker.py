@@ -123,6 +123,7 @@ async def test_spans_of_a_life(node: Node) -> None:
         "boot",
         "load",
         "warm_up",
+        "start",
         "drain",
         "release",
     ]
@@ -132,7 +133,9 @@ async def test_spans_of_a_life(node: Node) -> None:
         assert span.start_time is not None
         assert span.end_time is not None
         assert span.start_time <= span.end_time
-        assert dict(span.attributes or {}) == {
+        phases = {key: value for key, value in (span.attributes or {}).items() if key.startswith("springtide.start.")}
+        assert bool(phases) == span.name.endswith(".start")
+        assert dict(span.attributes or {}) == phases | {
             "springtide.pool": "p",
             "springtide.worker": "w-1",
             "springtide.node": "n-1",
