@@ -5,7 +5,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from controlplane.assembly import ControlPlane
@@ -15,11 +16,13 @@ from controlplane.journal import journal
 from controlplane.loops.leader import Step
 from controlplane.metrics import Metrics
 from controlplane.plugins import load_policies
+from controlplane.services.present import status_message
 from controlplane.store.memory import MemoryStore
 from controlplane.store.sqlite import SqliteStore
 from controlplane.store.store import Store
 from controlplane.traces import Traces
-from springtide import notify, telemetry
+from springtide import __version__, notify, telemetry
+from springtide.client.cluster import cluster_status
 from springtide.clock import SystemClock
 from springtide.discovery import write_discovery
 from springtide.errors import SpringtideError
@@ -59,7 +62,11 @@ async def run(settings: ControlPlaneConfig) -> int:
     control = ControlPlane(make_store(settings), settings, clock, watch)
     metrics.attach(control)
     endpoint = telemetry.prometheus_server(
-        settings.metrics_host, settings.metrics_port, metrics.registry, insecure=settings.insecure_listen
+        settings.metrics_host,
+        settings.metrics_port,
+        metrics.registry,
+        insecure=settings.insecure_listen,
+        pages={"/cluster_status": partial(cluster_page, control)},
     )
     start = asyncio.create_task(control.start())
     stopped = asyncio.create_task(stop.wait())
@@ -85,6 +92,12 @@ async def run(settings: ControlPlaneConfig) -> int:
     if endpoint is not None:
         endpoint.close()
     return 1 if failed else 0
+
+
+def cluster_page(control: ControlPlane, query: Mapping[str, str]) -> object:
+    """`/cluster_status?pool=NAME`. Runs in the endpoint's thread: reads the published, unchanging snapshot only."""
+    now = control.clock.now()
+    return cluster_status(status_message(control.hub.snapshot, now, __version__), query.get("pool", ""), now)
 
 
 async def tell_status(control: ControlPlane) -> None:

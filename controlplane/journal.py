@@ -8,7 +8,7 @@ from springtide.model.enums import DecisionResult
 log = logging.getLogger(__name__)
 
 _WARNINGS = frozenset(
-    {"worker_failed", "worker_lost", "node_lost", "drain_aborted", "drain_overdue", "release_overdue"}
+    {"worker_failed", "worker_lost", "node_lost", "node_preempted", "drain_aborted", "drain_overdue", "release_overdue"}
 )
 
 

@@ -115,14 +115,33 @@ def _cluster(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     for state in NodeState:
         nodes.add_metric([state.value], sum(1 for node in snapshot.nodes.values() if node.state is state))
     yield nodes
+    yield _provided(snapshot)
     live = snapshot.live
     agents = sum(1 for node in live.nodes.values() if node.connected)
     routers = sum(1 for router in live.routers.values() if router.connected)
     yield GaugeMetricFamily("springtide_agent_sessions", "Agents connected.", value=agents)
     yield GaugeMetricFamily("springtide_router_sessions", "Routers connected.", value=routers)
+    givers = sum(1 for provisioner in live.provisioners.values() if provisioner.connected)
+    yield GaugeMetricFamily("springtide_provisioner_sessions", "Provisioners connected.", value=givers)
     yield GaugeMetricFamily("springtide_store_revision", "The store's commit counter.", value=snapshot.revision)
     grace_s = max(0.0, snapshot.grace_until - now)
     yield GaugeMetricFamily("springtide_grace_seconds", "No lease expires for so long.", value=grace_s)
+
+
+def _provided(snapshot: Snapshot) -> Metric:
+    counts: dict[tuple[str, str, str], int] = {}
+    for provisioner_id, provisioner in snapshot.live.provisioners.items():
+        for name in provisioner.sets:
+            counts |= {(provisioner_id, name, state.value): 0 for state in NodeState}
+    for node in snapshot.nodes.values():
+        if node.provided is not None:
+            key = (node.provided.provisioner_id, node.provided.capability_set, node.state.value)
+            counts[key] = counts.get(key, 0) + 1
+    labels = ["provisioner", "capability_set", "state"]
+    found = GaugeMetricFamily("springtide_provided_nodes", "Nodes of provisioners by set and state.", labels=labels)
+    for key, number in counts.items():
+        found.add_metric(list(key), number)
+    return found
 
 
 def _leader(stats: LeaderStats) -> Iterator[Metric]:

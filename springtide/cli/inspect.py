@@ -7,7 +7,8 @@ import click
 from springtide.cli import text, views
 from springtide.cli.exits import Exit
 from springtide.cli.invocation import Invocation, command, repeat
-from springtide.cli.shape import plain
+from springtide.cli.shape import dump, plain
+from springtide.client.cluster import cluster_status
 
 watch_option = click.option("--watch", "-w", is_flag=True, help="Redraw until Ctrl-C.")
 interval_option = click.option(
@@ -23,12 +24,18 @@ interval_option = click.option(
 @click.command()
 @click.option("--summary", is_flag=True, help="Only the eight counts of workers and nodes.")
 @click.option("--metrics", is_flag=True, help="Only the seven figures of load and capacity.")
-@click.option("--pool", default="", help="For --metrics: of this pool instead of all.")
+@click.option("--pool", default="", help="For --metrics and --shape: of this pool instead of all.")
+@click.option(
+    "--shape",
+    type=click.Choice(["full", "cluster"]),
+    default="full",
+    help="For --json: `cluster` is the shape of /cluster_status, of one pool.",
+)
 @watch_option
 @interval_option
 @command
 async def status(
-    invocation: Invocation, summary: bool, metrics: bool, pool: str, watch: bool, interval_s: float
+    invocation: Invocation, summary: bool, metrics: bool, pool: str, shape: str, watch: bool, interval_s: float
 ) -> None:
     """Pools, workers, nodes and routers at one revision.
 
@@ -40,6 +47,9 @@ async def status(
         values = plain(answer)
         shown = ((k, text.UNKNOWN if v is None else v) for k, v in values.items())
         invocation.show(values, text.pairs(shown))
+    elif shape == "cluster":
+        shaped = cluster_status(await invocation.client.status(), pool)
+        invocation.show(shaped, dump(shaped))
     elif watch and not invocation.as_json:
 
         async def render() -> str:
@@ -100,6 +110,14 @@ async def nodes(invocation: Invocation) -> None:
     """List nodes."""
     found = await invocation.client.nodes()
     invocation.show([plain(node) for node in found], views.nodes(found))
+
+
+@click.command()
+@command
+async def provisioners(invocation: Invocation) -> None:
+    """List who gives nodes, and how many of each capability set."""
+    found = await invocation.client.provisioners()
+    invocation.show([plain(provisioner) for provisioner in found], views.provisioners(found))
 
 
 @click.command()

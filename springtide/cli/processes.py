@@ -42,6 +42,13 @@ def nodeagent(arguments: tuple[str, ...]) -> None:
 
 @click.command(context_settings=_SETTINGS)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def provisioner(arguments: tuple[str, ...]) -> None:
+    """Run a provisioner; ARGUMENTS go to it (--help lists them)."""
+    _become("provisioner", arguments)
+
+
+@click.command(context_settings=_SETTINGS)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def router(arguments: tuple[str, ...]) -> None:
     """Run a router; ARGUMENTS go to it (--help lists them)."""
     _become("router", arguments)

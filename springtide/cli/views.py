@@ -219,18 +219,19 @@ def worker_page(worker: Worker) -> str:
 
 
 def nodes(items: Iterable[Node]) -> str:
-    header = ("NODE", "STATE", "FOR", "GPUS", "FREE", "ADDRESS", "HEARTBEAT", "LABELS", "AGENT", "NOTE")
+    header = ("NODE", "STATE", "FOR", "REASON", "GPUS", "FREE", "FROM", "ADDRESS", "HEARTBEAT", "LABELS", "NOTE")
     rows = [
         (
             n.node_id,
             name_of(n, "state"),
             text.age(n.state_since),
+            n.reason or text.UNKNOWN,
             f"{len(n.gpus)}{' simulated' if any(g.simulated for g in n.gpus) else ''}",
             str(len(n.free_gpus)),
+            f"{n.provisioner_id}/{n.capability_set}" if n.provisioner_id else text.UNKNOWN,
             n.address or text.UNKNOWN,
             f"{n.heartbeat_age_s:.1f}s ago" if n.HasField("heartbeat_age_s") else text.UNKNOWN,
             ",".join(f"{k}={v}" for k, v in sorted(n.labels.items())) or text.UNKNOWN,
-            n.agent_version or text.UNKNOWN,
             _node_note(n),
         )
         for n in sorted(items, key=lambda n: n.node_id)
@@ -242,8 +243,69 @@ def _node_note(node: Node) -> str:
     notes = [f"cordoned: {node.cordon_reason}".removesuffix(": ")] if node.cordoned else []
     if node.HasField("ends_at"):
         notes.append(f"taken away in {text.remaining(node.ends_at)}")
+    if node.reference:
+        notes.append(node.reference)
+    if node.spot:
+        notes.append("spot")
+    if node.HasField("ends_at"):
+        notes.append(f"ends in {text.remaining(node.ends_at)}")
+    if node.HasField("register_deadline"):
+        notes.append(f"given back unless it registers within {text.remaining(node.register_deadline)}")
     if node.foreign_workers:
         notes.append(f"{node.foreign_workers} foreign workers")
+    return "; ".join(notes)
+
+
+def provisioners(items: Iterable[cp.ProvisionerStatus]) -> str:
+    header = (
+        "PROVISIONER",
+        "KIND",
+        "REPORT",
+        "SET",
+        "GPUS",
+        "DESIRED",
+        "CONNECTED",
+        "PENDING",
+        "RELEASING",
+        "MAX",
+        "NOTE",
+    )
+    rows = [row for item in items for row in _provisioner_rows(item)]
+    return text.table(header, rows, empty="No provisioners. Start one: `springtide provisioner --help`.")
+
+
+def _provisioner_rows(item: cp.ProvisionerStatus) -> Iterable[Sequence[str]]:
+    report = f"{item.report_age_s:.1f}s ago" if item.connected else "not connected"
+    for kind in item.sets or [cp.ProvisionerSetStatus()]:
+        found = kind.capability_set
+        yield (
+            item.provisioner_id,
+            item.kind or text.UNKNOWN,
+            report,
+            found.name or text.UNKNOWN,
+            str(found.gpus_per_node),
+            str(kind.desired),
+            str(kind.connected),
+            str(kind.pending),
+            str(kind.releasing),
+            str(found.max_nodes),
+            _set_note(kind),
+        )
+
+
+def _set_note(kind: cp.ProvisionerSetStatus) -> str:
+    found = kind.capability_set
+    notes = ["spot"] if found.spot else []
+    if found.keep_nodes:
+        notes.append(f"keeps {found.keep_nodes}")
+    if found.nodes_per_unit > 1:
+        notes.append(f"units of {found.nodes_per_unit}")
+    if found.cost_per_hour:
+        notes.append(f"{found.cost_per_hour:g} per hour")
+    if kind.lost:
+        notes.append(f"{kind.lost} lost")
+    if kind.HasField("blocked_until"):
+        notes.append(f"rests for {text.remaining(kind.blocked_until)}: nodes did not come")
     return "; ".join(notes)
 
 
@@ -266,6 +328,8 @@ def status(answer: cp.GetStatusResponse) -> str:
     if answer.HasField("grace_until") and answer.grace_until.seconds:
         head += f"  grace for {text.remaining(answer.grace_until)}: no lease expires"
     parts = [head, pools(answer.pools), workers(answer.workers), nodes(answer.nodes), routers(answer.routers)]
+    if answer.provisioners:
+        parts.insert(4, provisioners(answer.provisioners))
     return "\n\n".join(parts)
 
 

@@ -232,6 +232,18 @@ class AsyncSpringtide:
         found: cp.GetStatusResponse = await self._ask("GetStatus", cp.GetStatusRequest())
         return found
 
+    async def provisioners(self) -> list[cp.ProvisionerStatus]:
+        """Who gives nodes, and how many."""
+        return list((await self.status()).provisioners)
+
+    async def create_token(
+        self, provisioner_id: str, *, valid_for_s: float | None = None
+    ) -> cp.CreateJoinTokenResponse:
+        """A secret that lets the provisioner in over a network, for `valid_for_s` seconds (default a day)."""
+        request = cp.CreateJoinTokenRequest(provisioner_id=provisioner_id, valid_for=_duration(valid_for_s))
+        made: cp.CreateJoinTokenResponse = await self._ask("CreateJoinToken", request)
+        return made
+
     async def health(self, *, router: bool = False, service: str = "") -> str:
         """SERVING, NOT_SERVING or UNKNOWN, by the standard health service of the control plane or of the router."""
         address, what = (self.router, "router") if router else (self.address, "control plane")

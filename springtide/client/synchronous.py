@@ -158,6 +158,12 @@ class Springtide:
     def status(self) -> cp.GetStatusResponse:
         return self._wait(self._client.status())
 
+    def provisioners(self) -> list[cp.ProvisionerStatus]:
+        return self._wait(self._client.provisioners())
+
+    def create_token(self, provisioner_id: str, *, valid_for_s: float | None = None) -> cp.CreateJoinTokenResponse:
+        return self._wait(self._client.create_token(provisioner_id, valid_for_s=valid_for_s))
+
     def health(self, *, router: bool = False, service: str = "") -> str:
         return self._wait(self._client.health(router=router, service=service))
 
