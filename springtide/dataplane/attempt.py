@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from springtide.dataplane.events import EventStream, EventTooLong, error_object
+from springtide.dataplane.events import EventStream, EventTooLong, error_object, is_plain_chunk
 from springtide.dataplane.framing import LAST_CHUNK, Body, FramingError, LengthBody, chunk
 from springtide.dataplane.heads import (
     CHUNKED,
@@ -72,6 +72,7 @@ class Attempt:
         "shaper",
         "started",
         "started_at",
+        "steady",
         "verbatim",
     )
 
@@ -87,6 +88,7 @@ class Attempt:
         self.body: Body | None = None
         self.scan: EventStream | None = None
         self.verbatim = False  # chunks may pass as they are
+        self.steady = False  # the last read was a chunk of whole events and passed as it was
         self.plain = exchange.request.http_1_0  # the client's body is not chunked
         self.held: list[bytes] = []
         self.held_size = 0
@@ -149,6 +151,17 @@ class Attempt:
     def upstream_data(self, data: bytes) -> None:
         """One read from the upstream."""
         self.active = True
+        if self.steady:
+            if is_plain_chunk(data):
+                self.scan.count += 1  # type: ignore[union-attr]
+                self.sent += len(data)
+                client = self.exchange.client
+                if client.linked:
+                    client.pass_on(data, 1)
+                else:
+                    client.transport.write(data)
+                return
+            self.steady = False
         body = self.body
         if body is None:
             rest = self._read_head(data)
@@ -279,10 +292,12 @@ class Attempt:
                         self._finish()
                 elif not (events is payload and self.verbatim and body.aligned):
                     client.transport.write(self._encode(events))
-                elif client.linked:
-                    client.pass_on(data, scan.count - before)
                 else:
-                    client.transport.write(data)
+                    self.steady = True
+                    if client.linked:
+                        client.pass_on(data, scan.count - before)
+                    else:
+                        client.transport.write(data)
             return
         if scan.error is not None:
             self._error_event(scan.error, events)

@@ -148,6 +148,27 @@ class EventStream:
             raise EventTooLong(f"an event is longer than {self.max_event_bytes} bytes")
 
 
+_SIZES = {b"%x" % size: size for size in range(1, 4096)}
+"""Sizes of chunks as engines write them."""
+
+
+def is_plain_chunk(data: bytes) -> bool:
+    """True where `data` is one chunk that holds one whole event of one line, which is a token's as far as a look tells.
+
+    What this says no to may be that all the same: it is for what nearly every read of a stream is.
+    """
+    start = data.find(b"\r\n", 0, 8) + 2
+    size = len(data) - start - 2
+    return (
+        _SIZES.get(data[: start - 2]) == size
+        and data.find(b"\n", start) == start + size - 2
+        and data.endswith(b"\n\n\r\n")
+        and data.find(b"error") < 0
+        and data.find(b"[DONE]") < 0
+        and data[start] != 58
+    )
+
+
 def _last_border(data: bytes | bytearray, start: int) -> int:
     """The position after the last border at or after `start`; 0 if there is none."""
     plain, carriage = data.rfind(b"\n\n", start), data.rfind(b"\n\r\n", start)

@@ -1,12 +1,13 @@
 """Framing and event borders: whatever the cuts, the same payload and the same whole events in order."""
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.dataplane.events import EventStream, event_data, split_events
+from springtide.dataplane.events import EventStream, event_data, is_plain_chunk, split_events
 from springtide.dataplane.framing import ChunkedBody, FramingError, LengthBody, chunk
 
 EVENTS = st.lists(
@@ -148,3 +149,36 @@ def test_length_body_keeps_what_follows() -> None:
     assert not body.done
     assert body.feed(b"cde") == b"c"
     assert (body.done, body.rest) == (True, b"de")
+
+
+def test_a_plain_chunk_is_what_the_closer_look_says() -> None:
+    """RT5: wherever the short look says yes, the long one finds one aligned chunk with one event and nothing else."""
+    rng = random.Random(3)
+    pieces = [
+        b"data: x",
+        b"\n",
+        b"\n\n",
+        b"\r\n",
+        b"error",
+        b"data: [DONE]",
+        b":",
+        b"5\r\n",
+        b"\x00",
+        b'data: {"a": 1}\n\n',
+    ]
+    yes = 0
+    for _ in range(20_000):
+        payload = b"".join(rng.choice(pieces) for _ in range(rng.randint(1, 4)))
+        data = b"%x\r\n%b\r\n" % (len(payload) + rng.choice((0, 0, 0, 1, -1)), payload)
+        if rng.random() < 0.1:
+            data = data[: rng.randint(1, len(data))]
+        if not is_plain_chunk(data):
+            continue
+        yes += 1
+        body, scan = ChunkedBody(), EventStream(1024)
+        found = body.feed(data)
+        assert (found, body.aligned, body.done) == (payload, True, False)
+        assert (scan.feed(found) is found, scan.count, scan.error, scan.done) == (True, 1, None, False)
+    assert yes > 500
+    assert not is_plain_chunk(b"0\r\n\r\n")
+    assert not is_plain_chunk(b"a")
