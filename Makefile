@@ -10,7 +10,7 @@ export PYTHON
 
 BIN := .venv/bin
 BUF := node_modules/.bin/buf
-PACKAGES := $(wildcard springtide controlplane nodeagent router provisioner simulator bench)
+PACKAGES := $(wildcard springtide controlplane nodeagent router provisioner simulator bench examples)
 ARGS :=
 
 .PHONY: help setup run test test-fast test-gpu swarm check format protos baseline lock bench clean

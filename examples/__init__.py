@@ -1,0 +1,1 @@
+"""Examples: programs that use Springtide and are no part of it."""
