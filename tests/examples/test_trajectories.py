@@ -1,4 +1,4 @@
-"""examples/trajectories: formats, tools and the loop, offline; the last test through a router on the simulated engine."""
+"""examples/trajectories: formats, tools, the loop, and all of it through a router on the simulated engine; offline."""
 
 import json
 import threading
