@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -22,7 +22,8 @@ from springtide.v1 import provisioner_pb2 as pb
 from springtide.v1 import provisioner_pb2_grpc as pb_grpc
 from tests.controlplane.harness import FAST, FakeAgent, operator, start_control, until
 
-Request, Response = pb.ProvisionerServiceSessionRequest, pb.ProvisionerServiceSessionResponse
+Request: TypeAlias = pb.ProvisionerServiceSessionRequest
+Response: TypeAlias = pb.ProvisionerServiceSessionResponse
 RPC = Path(__file__).parents[1] / "rpc"
 STD = pb.CapabilitySet(name="std", gpus_per_node=2, max_nodes=4)
 

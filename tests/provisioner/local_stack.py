@@ -4,14 +4,19 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import grpc
 
 from provisioner import processes
 from springtide.v1 import types_pb2 as t
+from springtide.v1.controlplane_pb2_grpc import ControlPlaneServiceStub
 from tests.system.conftest import ENGINE, TIMING
 from tests.system.stack import Stack, wait_for
 
+CERTIFICATES = Path(__file__).parents[1] / "rpc"
 RULES = {
     "idle_s": 1.5,
     "register_timeout_s": 30.0,
@@ -87,3 +92,41 @@ class LocalStack(Stack):
             found = processes.identify(pid)
             if found is not None:
                 processes.kill(found)
+
+
+class NetworkedStack(LocalStack):
+    """The same with a control plane that listens on all addresses: TLS, and a token for everybody."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        config = folder / "controlplane.toml"
+        (folder / "tokens").write_text("operator\n")
+        config.write_text(
+            f'tls_cert = "{CERTIFICATES / "localhost.pem"}"\ntls_key = "{CERTIFICATES / "localhost-key.pem"}"\n'
+            f'token_file = "{folder / "tokens"}"\n' + config.read_text()
+        )
+        command = self.commands["controlplane"]
+        command[command.index("--listen") + 1] = f"0.0.0.0:{self.controlplane_port}"
+        self.environ["SPRINGTIDE_TLS_CA"] = str(CERTIFICATES / "localhost.pem")
+        self.environ["SPRINGTIDE_TOKEN"] = "operator"
+
+    @property
+    def operator(self) -> Any:
+        if self._channel is None:
+            tls = grpc.ssl_channel_credentials((CERTIFICATES / "localhost.pem").read_bytes())
+            shown = grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials("operator"))
+            self._channel = grpc.secure_channel(self.address, shown)
+        return ControlPlaneServiceStub(cast(Any, self._channel))
+
+    def springtide(self, *arguments: str) -> str:
+        """What a command says, without its line end."""
+        done = subprocess.run(
+            [sys.executable, "-m", "springtide.cli", "--address", self.address, *arguments],
+            env=self.environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()

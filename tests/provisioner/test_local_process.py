@@ -1,6 +1,7 @@
 """The whole loop with real processes: a pool needs nodes, a provisioner starts agents, load falls, nodes go back; and
 what is killed on the way changes nothing of it."""
 
+import json
 import os
 import signal
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from springtide.v1 import controlplane_pb2 as cp
-from tests.provisioner.local_stack import LocalStack
+from tests.provisioner.local_stack import LocalStack, NetworkedStack
 from tests.provisioner.slurm_stack import Load
 from tests.system.stack import wait_for
 
@@ -124,3 +125,57 @@ def test_an_agent_that_is_killed_comes_back_with_its_streams(tmp_path: Path) -> 
     finally:
         stack.stop()
     assert stack.strays() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_over_a_network_everybody_needs_a_token_of_his_own(tmp_path: Path) -> None:
+    """Rule 13, CP9, CM3: TLS and tokens from the start: an operator makes the provisioner's token, the order brings the
+    agents' one; both are in no command line and no log. Without one nobody gets in. Views from the command line."""
+    stack = NetworkedStack(tmp_path)
+    stack.add_provisioner("local", nodes=2, gpus=1)
+    try:
+        stack.start("controlplane", "router")
+        stack.pool(most=2)
+        scale(stack, 1)
+        stack.environ["SPRINGTIDE_TOKEN"] = "guess"
+        stack.start("local")
+        wait_for("a refusal", lambda: "carries no token" in stack.log("local"), 20)
+        stack.kill("local")
+        stack.environ["SPRINGTIDE_TOKEN"] = "operator"
+        token = stack.springtide("token", "create", "--provisioner", "local", "--for", "1h")
+        assert token.startswith("stj1.")
+        stack.environ["SPRINGTIDE_TOKEN"] = token
+        stack.start("local")
+        (worker,) = stack.wait_workers("ACTIVE", 1, 60)
+        stack.environ["SPRINGTIDE_TOKEN"] = "operator"
+        shape = json.loads(stack.springtide("status", "--json", "--shape", "cluster", "--pool", "demo"))
+        assert (shape["ready_workers"], shape["workers"][0]["worker_id"]) == (1, worker.worker_id)
+        assert "local" in stack.springtide("provisioners")
+        assert f"{worker.node_id}" in stack.springtide("nodes")
+        _no_secret(stack, token)
+        scale(stack, 0)
+        wait_for("no agent left", lambda: not stack.agents(), 60)
+    finally:
+        stack.stop()
+    assert stack.strays() == []
+
+
+def _no_secret(stack: NetworkedStack, token: str) -> None:
+    """Neither token is in a log or on a command line; each is in the environment of whom it is for."""
+    (agent,) = stack.agents()
+    environ = Path(f"/proc/{agent}/environ").read_bytes().split(b"\0")
+    (node_token,) = [item.partition(b"=")[2] for item in environ if item.startswith(b"SPRINGTIDE_TOKEN=")]
+    assert node_token.startswith(b"stj1.")
+    assert node_token != token.encode()
+    logs = [path for path in stack.folder.rglob("*.log") if path.is_file()]
+    assert len(logs) >= 5
+    for secret in (token.encode(), node_token):
+        for path in logs:
+            assert secret not in path.read_bytes(), path
+        for pid in stack.strays():
+            assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    engines = [pid for pid in stack.strays() if b"nodeagent.shim" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert engines
+    for pid in engines:
+        assert b"SPRINGTIDE_TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()

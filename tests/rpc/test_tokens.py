@@ -87,7 +87,8 @@ async def test_a_join_token_opens_its_own_service_only() -> None:
     tokens = JoinTokens(SECRET, ManualClock())
     tls = Security(str(HERE / "localhost.pem"), str(HERE / "localhost-key.pem"))
     server = Server(tls, join=tokens)
-    server.add(pb_grpc.add_ControlPlaneServiceServicer_to_server, Service(), "springtide.v1.ControlPlaneService")
+    service = Service()  # type: ignore[abstract]
+    server.add(pb_grpc.add_ControlPlaneServiceServicer_to_server, service, "springtide.v1.ControlPlaneService")
     port = server.listen("0.0.0.0:0").rpartition(":")[2]
     await server.start()
     try:
@@ -116,7 +117,8 @@ async def test_a_renewed_certificate_is_taken_without_a_restart(tmp_path: Path) 
     shutil.copy(HERE / "localhost-key.pem", key)
     tokens.write_text("secret\n")
     server = Server(Security(str(cert), str(key), token_file=str(tokens)))
-    server.add(pb_grpc.add_ControlPlaneServiceServicer_to_server, Service(), "springtide.v1.ControlPlaneService")
+    service = Service()  # type: ignore[abstract]
+    server.add(pb_grpc.add_ControlPlaneServiceServicer_to_server, service, "springtide.v1.ControlPlaneService")
     port = server.listen("127.0.0.1:0").rpartition(":")[2]
     await server.start()
     try:
