@@ -26,12 +26,14 @@ PROCESSES = {
     "controlplane": ("controlplane.config", "ControlPlaneConfig", "Control plane"),
     "nodeagent": ("nodeagent.config", "AgentConfig", "Node agent"),
     "router": ("router.config", "RouterConfig", "Router"),
+    "provisioner": ("provisioner.config", "ProvisionerConfig", "Provisioner"),
 }
 # What a sample sets, because the units of deploy/systemd need it or because nobody would want the default there.
 SAMPLE_VALUES: Mapping[str, Mapping[str, Any]] = {
     "controlplane": {"data_dir": "/var/lib/springtide-controlplane"},
     "nodeagent": {"controlplane": ["127.0.0.1:7400"]},
     "router": {"data_dir": "/var/lib/springtide-router"},
+    "provisioner": {"controlplane": ["127.0.0.1:7400"]},
 }
 SAMPLE_POOL = """
 # Pools that are made at the start where there is none of that name; docs/configuration.md lists all keys.
@@ -43,6 +45,13 @@ SAMPLE_POOL = """
 # min_workers = 1
 # max_workers = 4
 # policy = { name = "load_ratio", settings = { requests_per_worker_capacity = 64 } }
+"""
+SAMPLE_PROVIDER = """
+# What the kind needs; docs/provisioners.md lists the keys. Agents on this host, for example:
+# [[provider.sets]]
+# name = "sim"
+# max_nodes = 4
+# gpus_per_node = 2
 """
 LOAD_RATIO = {
     "scale_down_threshold": "One worker less when the load ratio stays below it.",
@@ -59,7 +68,7 @@ LOAD_RATIO = {
     "cross_threshold_guard": "Do not shrink when the rest would be above scale_up_threshold.",
 }
 ENVIRONMENT = (
-    ("SPRINGTIDE_ADDRESS", "Control plane's host:port, for the command line, agents and routers."),
+    ("SPRINGTIDE_ADDRESS", "Control plane's host:port, for the command line, agents, provisioners and routers."),
     ("SPRINGTIDE_ROUTER", "Router's gRPC host:port, for the command line and the Python client."),
     ("SPRINGTIDE_TOKEN, SPRINGTIDE_TOKEN_FILE", "Bearer token that clients send, or a file that holds it."),
     (
@@ -141,6 +150,8 @@ def sample(name: str) -> str:
     lines += _sample_lines(_load(module, attribute), SAMPLE_VALUES.get(name, {}))
     if name == "controlplane":
         lines += SAMPLE_POOL.strip().splitlines()
+    if name == "provisioner":
+        lines += SAMPLE_PROVIDER.strip().splitlines()
     return "\n".join(lines).rstrip() + "\n"
 
 
