@@ -35,6 +35,7 @@ _HINTS: Mapping[str, str] = {
     "WOULD_CROSS_THRESHOLD": "One worker fewer would be above the upper threshold at once; widen the gap of the two.",
     "LAST_IN_USE": "The last worker goes when no request uses it.",
     "CANNOT_PLACE": "Free or add GPUs that fit, uncordon a node, or loosen the placement.",
+    "AWAITS_NODE": "It starts when the node is up: see `springtide nodes` and `springtide provisioners`.",
     "START_BACKOFF": "It is tried again after the back-off; `springtide events` shows why the start failed.",
     "START_ATTEMPTS_EXHAUSTED": "Remove the cause, then `springtide activate` the failed worker.",
     "NO_VICTIM": "Nobody is taken while requests wait and nothing else could serve them.",
