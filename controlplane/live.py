@@ -87,6 +87,7 @@ class Live:
         self._evaluated_at: dict[str, float] = {}
         self._start_ups_s: dict[str, deque[float]] = {}
         self._samples: dict[str, deque[LoadSample]] = {}
+        self._views: dict[str, tuple[LoadSample, ...]] = {}  # of samples, made once for each that is taken
         self._heartbeat_interval_s = heartbeat_interval_s
         self._connections = 0
 
@@ -293,6 +294,7 @@ class Live:
     def sampled(self, samples: Mapping[str, LoadSample]) -> None:
         for pool, sample in samples.items():
             self._samples.setdefault(pool, deque(maxlen=SAMPLES_KEPT)).append(sample)
+            self._views.pop(pool, None)
 
     def evaluated(self, pools: Iterable[str], now: float) -> None:
         self._evaluated_at.update(dict.fromkeys(pools, now))
@@ -307,7 +309,7 @@ class Live:
     def forget(self, pools: Iterable[str], nodes: Iterable[str]) -> None:
         """Drops what belongs to no record any more. Connected nodes stay: their record is yet to come."""
         kept = set(pools)
-        for part in (self._samples, self._evaluated_at, self._start_ups_s, self.last_decision):
+        for part in (self._samples, self._views, self._evaluated_at, self._start_ups_s, self.last_decision):
             for name in [name for name in part if name not in kept]:
                 del part[name]
         known = set(nodes)
@@ -316,10 +318,13 @@ class Live:
 
     def view(self) -> LiveView:
         """An unchanging copy."""
+        for pool, samples in self._samples.items():
+            if pool not in self._views:
+                self._views[pool] = tuple(samples)
         return LiveView(
             nodes={node_id: _node_live(session) for node_id, session in self.nodes.items()},
             routers={router_id: _router_live(session) for router_id, session in self.routers.items()},
-            samples={pool: tuple(samples) for pool, samples in self._samples.items()},
+            samples=dict(self._views),
             evaluated_at=dict(self._evaluated_at),
             last_decision=dict(self.last_decision),
             start_ups_s={pool: tuple(seconds) for pool, seconds in self._start_ups_s.items()},
@@ -397,7 +402,7 @@ def _forgotten(session: RouterSession, now: float) -> bool:
 def _matters(before: WorkerReport | None, after: WorkerReport | None) -> bool:
     """Loads that only move are for the next sample; everything else, and a draining worker that becomes idle, is
     news."""
-    if before is None or after is None:
+    if before is None or after is None or before is after:
         return before is not after
     if after.in_flight == 0 and before.in_flight != 0 and after.phase is ReportedPhase.DRAINING:
         return True

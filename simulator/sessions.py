@@ -132,7 +132,9 @@ class RouterSession:
         if self.current:
             table = control.hub.table
             known = revision if store_id == table.store_id and revision <= table.revision else 0
-            control.kick(control.live.router_ack(self._router.router_id, self.connection, known, control.now()))
+            moved = control.live.router_ack(self._router.router_id, self.connection, known, control.now())
+            if control.hub.awaits_acks:
+                control.kick(moved)
 
     def report(self, report: RouterReport) -> None:
         control = self._control

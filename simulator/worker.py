@@ -27,6 +27,10 @@ class Host(Protocol):
 
     def drain_began(self, worker: "ModelWorker") -> None: ...
 
+    def sleep(self, worker: "ModelWorker") -> None: ...
+
+    def wake(self, worker: "ModelWorker") -> None: ...
+
 
 class ModelWorker:
     """One worker id on one node. The ledger's part survives the agent, the rest does not."""
@@ -46,7 +50,9 @@ class ModelWorker:
         self.stopped = False
         self.exit: ExitInfo | None = None
         self.shim: Shim | None = None
+        self.asleep = False
         # the agent's memory
+        self.changing = ""  # "sleep" or "wake"
         self.target: DesiredWorker | None = None
         self.adopting = False
         self.stopping = False
@@ -58,6 +64,8 @@ class ModelWorker:
         self.probe_failures = 0
         self._fingerprint_of: EngineLaunch | None = None
         self._fingerprint_is = ""
+        self._facts: tuple[object, ...] = ()
+        self._last: WorkerReport | None = None
         self.idle_seen = True  # False: idle or not, the next check of its drain has not been made
 
     # ------------------------------------------------------------ orders
@@ -69,9 +77,9 @@ class ModelWorker:
         if news and desired.want is not None:
             if self.shim is None:
                 self.pool = desired.pool
-                self.launch = desired.launch if desired.want is Want.RUN else self.launch
+                self.launch = desired.launch if _starts(desired) else self.launch
                 self.started_generation = self.started_generation if self.store_id == store_id else 0
-                self.stopped = self.stopped or desired.want is not Want.RUN
+                self.stopped = self.stopped or not _starts(desired)
             self.store_id, self.generation, self.want = store_id, desired.generation, desired.want
         self.act()
 
@@ -100,8 +108,23 @@ class ModelWorker:
         if target.want is Want.STOP:
             if not self.stopping or target.kill:
                 self.host.stop(self, kill=target.kill)
-        elif not self.stopping:
+        elif self.stopping or self.changing:
+            return
+        elif target.want is Want.SLEEP:
+            self._sleep(self.shim, target)
+        elif target.want is Want.RUN and self.asleep:
+            self.host.wake(self)
+        else:
             self._admit(self.shim, target)
+
+    def _sleep(self, shim: Shim, target: DesiredWorker) -> None:
+        if self.asleep or not self.warm:
+            return
+        if shim.admission != DRAINING:
+            shim.set_admission(DRAINING)
+            self.host.changed(self)
+        if shim.in_flight == 0 and shim.engine.idle:
+            self.host.sleep(self)
 
     def _admit(self, shim: Shim, target: DesiredWorker) -> None:
         before = (shim.admission, self.generation)
@@ -120,7 +143,7 @@ class ModelWorker:
     def should_start(self) -> bool:
         return (
             self.target is not None
-            and self.target.want is Want.RUN
+            and _starts(self.target)
             and self.shim is None
             and self.generation > self.started_generation
         )
@@ -139,9 +162,10 @@ class ModelWorker:
         self.exit = None if self.stopped else info
         if not self.stopped:
             self.started_generation = self.generation
-        elif self.target is not None and self.target.want is Want.RUN:
+        elif self.target is not None and _starts(self.target):
             self.launch = self.target.launch
-        self.stopping = self.warm = self.adopting = False
+        self.stopping = self.warm = self.adopting = self.asleep = False
+        self.changing = ""
         self.host.changed(self)
         self.act()
 
@@ -150,6 +174,7 @@ class ModelWorker:
         self.target = None
         self.adopting = self.shim is not None
         self.stopping = False
+        self.changing = ""
         self.end_was_reported = False
 
     def known(self) -> KnownWorker:
@@ -161,6 +186,7 @@ class ModelWorker:
             live=self.live,
             gpu_ids=(self.gpu_ids or self.launch.gpu_ids) if self.live else (),
             launch_fingerprint=self._fingerprint() if self.live else "",
+            asleep=self.asleep and not self.changing,
         )
 
     def _fingerprint(self) -> str:
@@ -179,6 +205,10 @@ class ModelWorker:
             return ReportedPhase.ADOPTING
         if self.stopping:
             return ReportedPhase.STOPPING
+        if self.changing:
+            return ReportedPhase.DRAINING if self.changing == "sleep" else ReportedPhase.LOADING
+        if self.asleep:
+            return ReportedPhase.SLEEPING
         if self.target is not None and self.target.want is Want.DRAIN and not self.warm:
             return ReportedPhase.DRAINING
         return _PHASES.get(shim.admission, self.start_phase)
@@ -189,7 +219,17 @@ class ModelWorker:
         told = shim is not None and not self.adopting
         engine = shim.engine if shim is not None and told else None
         idle = engine is not None and engine.idle and shim is not None and shim.in_flight == 0
-        return WorkerReport(
+        running, waiting = (engine.running, len(engine.waiting)) if engine is not None else (None, None)
+        tokens = engine.generation_tokens_total if engine is not None else None
+        in_flight, served = (shim.in_flight, shim.total_served) if shim is not None and told else (None, None)
+        kv_use = engine.kv_use() if engine is not None else None
+        moves = (phase, shim, told, self.store_id, self.generation, self.incarnation, self.launch, self.gpu_ids)
+        counts = (in_flight, served, running, waiting, tokens, kv_use, self.probe_failures, self.warm, self.exit)
+        facts = (moves, counts, idle and self.idle_seen)
+        if facts == self._facts and self._last is not None:
+            return self._last  # most engines are idle for long
+        self._facts = facts
+        self._last = WorkerReport(
             worker_id=self.worker_id,
             pool=self.pool,
             store_id=self.store_id,
@@ -198,15 +238,20 @@ class ModelWorker:
             phase=phase,
             endpoint=shim.endpoint if shim is not None else "",
             gpu_ids=self.gpu_ids,
-            in_flight=shim.in_flight if shim is not None and told else None,
-            engine_running=engine.running if engine is not None else None,
-            engine_waiting=len(engine.waiting) if engine is not None else None,
-            kv_use=engine.kv_use() if engine is not None else None,
-            total_served=shim.total_served if shim is not None and told else None,
+            in_flight=in_flight,
+            engine_running=running,
+            engine_waiting=waiting,
+            kv_use=kv_use,
+            total_served=served,
             max_in_flight=shim.max_in_flight if shim is not None else 0,
             exit=self.exit if phase is ReportedPhase.FAILED else None,
             weight_version=self.launch.weight_version,
-            generation_tokens_total=engine.generation_tokens_total if engine is not None else None,
+            generation_tokens_total=tokens,
             probe_failures=self.probe_failures if self.warm else None,
             engine_idle=idle and self.idle_seen,
         )
+        return self._last
+
+
+def _starts(desired: DesiredWorker) -> bool:
+    return desired.want is Want.RUN or (desired.want is Want.SLEEP and desired.start_asleep)

@@ -5,6 +5,7 @@ The fence: a report of an older incarnation or generation moves nothing, except 
 """
 
 import dataclasses
+from typing import Any
 
 from controlplane.core.draft import Draft
 from controlplane.core.fences import has_ended, is_current, tells_end
@@ -63,7 +64,9 @@ def _observe(draft: Draft, worker: Worker, report: WorkerReport) -> None:
             f"incarnation {report.incarnation} runs, not {worker.observed.incarnation}",
         )
     elif worker.state is not State.INACTIVE or (worker.asleep and report.phase is ReportedPhase.SLEEPING):
-        draft.put(fold(worker, report))
+        folded = fold(worker, report)
+        if folded is not worker:
+            draft.put(folded)
 
 
 def _observe_sleep(draft: Draft, worker: Worker) -> None:
@@ -75,27 +78,27 @@ def _observe_sleep(draft: Draft, worker: Worker) -> None:
 
 def fold(worker: Worker, report: WorkerReport) -> Worker:
     """Keeps the facts that are worth a commit."""
-    seen = dataclasses.replace(
-        worker.observed,
-        incarnation=max(report.incarnation, worker.observed.incarnation),
-        generation=max(report.generation, worker.observed.generation),
-        phase=report.phase,
-        endpoint=report.endpoint or worker.observed.endpoint,
-        max_in_flight=report.max_in_flight or worker.observed.max_in_flight,
-        exit=report.exit or worker.observed.exit,
-        log_path=report.log_path or worker.observed.log_path,
-        weight_version=report.weight_version or worker.observed.weight_version,
-        launch_fingerprint=report.launch_fingerprint or worker.observed.launch_fingerprint,
-        freed_bytes=worker.observed.freed_bytes if report.freed_bytes is None else report.freed_bytes,
-        reoccupied_bytes=worker.observed.reoccupied_bytes
-        if report.reoccupied_bytes is None
-        else report.reoccupied_bytes,
-        missing_verbs=report.missing_verbs if report.verbs_known else worker.observed.missing_verbs,
-        verbs_known=report.verbs_known or worker.observed.verbs_known,
-        start_phases_s=report.start_phases_s or worker.observed.start_phases_s,
-        confinement=report.confinement or worker.observed.confinement,
-    )
-    return worker if seen == worker.observed else dataclasses.replace(worker, observed=seen)
+    seen = worker.observed
+    facts: dict[str, Any] = {
+        "incarnation": max(report.incarnation, seen.incarnation),
+        "generation": max(report.generation, seen.generation),
+        "phase": report.phase,
+        "endpoint": report.endpoint or seen.endpoint,
+        "max_in_flight": report.max_in_flight or seen.max_in_flight,
+        "exit": report.exit or seen.exit,
+        "log_path": report.log_path or seen.log_path,
+        "weight_version": report.weight_version or seen.weight_version,
+        "launch_fingerprint": report.launch_fingerprint or seen.launch_fingerprint,
+        "freed_bytes": seen.freed_bytes if report.freed_bytes is None else report.freed_bytes,
+        "reoccupied_bytes": seen.reoccupied_bytes if report.reoccupied_bytes is None else report.reoccupied_bytes,
+        "missing_verbs": report.missing_verbs if report.verbs_known else seen.missing_verbs,
+        "verbs_known": report.verbs_known or seen.verbs_known,
+        "start_phases_s": report.start_phases_s or seen.start_phases_s,
+        "confinement": report.confinement or seen.confinement,
+    }
+    if all(getattr(seen, name) == value for name, value in facts.items()):
+        return worker
+    return dataclasses.replace(worker, observed=dataclasses.replace(seen, **facts))
 
 
 def _observe_start(draft: Draft, worker: Worker, report: WorkerReport) -> None:
@@ -139,7 +142,7 @@ def _observe_end(draft: Draft, worker: Worker, report: WorkerReport) -> None:
             Cause.FAIL,
             reason="NODE_STOPPING" if asked and report.phase is ReportedPhase.STOPPED else reason,
             message=message or "the engine ended while it was active",
-            **crash_backoff(draft, worker),
+            **crash_backoff(draft, worker, limited=not asked),
         )
         draft.worker_event(failed, "worker_failed", "inactive")
         draft.step(failed, Cause.FREE)

@@ -70,7 +70,8 @@ def node_end(node: Node, live: NodeLive | None) -> float | None:
 def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[str, Node], now: float) -> LoadSample:
     """The pool's load as it is known now. What runs on a leaving node is load; the worker there is not capacity."""
     active = [worker for worker in workers if worker.state is State.ACTIVE]
-    in_flight, known_in_flight = total([in_flight_of(snapshot, worker, now) for worker in active])
+    reports = [fresh_report(snapshot, worker, now) for worker in active]
+    in_flight, known_in_flight = total([None if report is None else report.in_flight for report in reports])
     waiting, known_waiting = waiting_of(snapshot, pool, now)
     return LoadSample(
         at=now,
@@ -81,13 +82,14 @@ def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[
             1 for w in workers if w.state is State.STARTING and not w.intent.spare and not is_leaving(w, nodes)
         ),
         at_least=known_in_flight + known_waiting,
-        **_details(snapshot, pool, active, now),
+        **_details(snapshot, pool, active, reports, now),
     )
 
 
-def _details(snapshot: Snapshot, pool: str, active: list[Worker], now: float) -> dict[str, Any]:
+def _details(
+    snapshot: Snapshot, pool: str, active: list[Worker], reports: list[WorkerReport | None], now: float
+) -> dict[str, Any]:
     """What rides along for policies that want it; each part is unknown when one worker's or router's is."""
-    reports = [fresh_report(snapshot, worker, now) for worker in active]
     demands = [
         router.demand.get(pool) if now - router.last_heard_at <= snapshot.timing.signal_max_age_s else None
         for router in live_routers(snapshot, now)

@@ -10,6 +10,7 @@ from controlplane.core.routing import diff, routing_table
 from controlplane.core.signals import fresh_report
 from controlplane.core.snapshot import LiveView, NodeLive, Snapshot
 from springtide.model.desired import DesiredWorker
+from springtide.model.enums import Phase
 from springtide.model.provisioning import Orders
 from springtide.model.routing import RoutingDelta, RoutingTable, WorkerLoad
 from springtide.model.worker import Worker
@@ -21,6 +22,7 @@ class Hub:
     def __init__(self) -> None:
         self.snapshot = Snapshot("", 0, {}, {}, {}, live=LiveView())
         self.table = RoutingTable()
+        self.awaits_acks = False  # a drain waits for routers: else an acknowledgement is no news
         self._by_node: dict[str, dict[str, Worker]] = {}
         self._desired: dict[str, tuple[DesiredWorker, ...]] = {}
         self._told: dict[str, object] = {}
@@ -48,6 +50,7 @@ class Hub:
         self.snapshot = snapshot
         if not steady:
             self._by_node = _by_node(snapshot)
+            self.awaits_acks = any(w.intent.phase is Phase.UNROUTING for w in snapshot.workers.values())
         for node_id in [node_id for node_id in self._desired if node_id not in self._node_wakes]:
             del self._desired[node_id]
         for node_id, wakes in self._node_wakes.items():

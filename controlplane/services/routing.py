@@ -105,7 +105,9 @@ class RoutingService(pb_grpc.RoutingServiceServicer):
             kind = request.WhichOneof("message")
             if kind == "ack":
                 revision = self._known_revision(request.ack.store_id, request.ack.revision)
-                self._leader.kick(self._live.router_ack(router_id, connection, revision, now))
+                moved = self._live.router_ack(router_id, connection, revision, now)
+                if self._hub.awaits_acks:
+                    self._leader.kick(moved)
             elif kind == "report":
                 report = wire.report_from_proto(request.report)
                 self._leader.kick(self._live.router_report(router_id, connection, report, now))
