@@ -68,6 +68,7 @@ class Checkers:
             router.dispatched = self._dispatched
         for node in world.nodes.values():
             node.spawned = self._spawned
+            node.awake = self._alone
 
     def note(self, text: str) -> None:
         self.transcript.append(f"{self.world.now - self.world.model.start_at_s:8.3f} {text}")
@@ -108,6 +109,8 @@ class Checkers:
     def _check_slices(self, records: Records) -> None:
         owners: dict[tuple[str, str], str] = {}
         for worker in records.workers.values():
+            if worker.asleep or worker.intent.waking:
+                continue  # its GPUs may be lent; it is awake only when they are back, which `_alone` sees
             for gpu in worker.intent.gpu_ids:
                 other = owners.setdefault((worker.intent.node_id, gpu), worker.worker_id)
                 self._must(
@@ -119,7 +122,7 @@ class Checkers:
         for worker in records.workers.values():
             node = records.nodes.get(worker.intent.node_id)
             leaves = node is not None and node.state is NodeState.RELEASING
-            if worker.state in (State.STARTING, State.ACTIVE) and not leaves:
+            if worker.state in (State.STARTING, State.ACTIVE) and not leaves and not worker.intent.spare:
                 counts[worker.pool] = counts.get(worker.pool, 0) + 1
         for name, pool in records.pools.items():
             count, most = counts.get(name, 0), pool.spec.max_workers
@@ -131,8 +134,12 @@ class Checkers:
         self.note(f"spawn {worker.worker_id} on {node.node_id} {','.join(worker.gpu_ids)} #{worker.generation}")
         present = {str(number) for number in range(node.model.gpus)}
         self._must(present.issuperset(worker.gpu_ids), f"{worker.worker_id} runs on GPUs that {node.node_id} lacks")
+        self._alone(node, worker)
+
+    def _alone(self, node: ModelNode, worker: ModelWorker) -> None:
+        """Nobody else who is awake has its GPUs."""
         for other in node.workers.values():
-            if other is not worker and other.shim is not None and other.shim.alive:
+            if other is not worker and other.shim is not None and other.shim.alive and not other.asleep:
                 both = set(worker.gpu_ids) & set(other.gpu_ids)
                 self._must(not both, f"{worker.worker_id} and {other.worker_id} both run on GPU {both}")
 
@@ -210,7 +217,7 @@ class Checkers:
         for worker in mine:
             if worker.state not in (State.ACTIVE, State.INACTIVE) or worker.intent.phase is Phase.LOST:
                 return f"{worker.worker_id} is {worker.state}/{worker.intent.phase}"
-            if worker.state is State.INACTIVE and worker.intent.gpu_ids:
+            if worker.state is State.INACTIVE and worker.intent.gpu_ids and not worker.asleep:
                 return f"{worker.worker_id} is INACTIVE and holds GPUs"
         active = sum(1 for worker in mine if worker.state is State.ACTIVE)
         exhausted = sum(1 for worker in mine if _is_exhausted(worker, pool.spec.max_start_attempts))
@@ -234,7 +241,7 @@ class Checkers:
         recorded = {
             (worker.intent.node_id, worker.worker_id, worker.observed.incarnation)
             for worker in world.store.records.workers.values()
-            if worker.state is State.ACTIVE
+            if worker.state is State.ACTIVE or worker.asleep
         }
         return "" if running == recorded else f"engines {sorted(running)}, ACTIVE records {sorted(recorded)}"
 
@@ -252,8 +259,10 @@ class Checkers:
         world = self.world
         differ = self._engine_unrest()
         self._must(not differ, differ)
+        asleep = [worker.shim for node in world.nodes.values() for worker in node.workers.values() if worker.asleep]
         self._must(
-            all(shim.in_flight == 0 and shim.admission != DRAINING for shim in world.endpoints.values()),
+            all(shim.in_flight == 0 for shim in world.endpoints.values())
+            and all(shim.admission != DRAINING for shim in world.endpoints.values() if shim not in asleep),
             "an engine at rest is in use or refuses",
         )
         self._must(all(router.open_requests == 0 for router in world.routers), "a router holds requests at rest")

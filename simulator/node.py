@@ -41,6 +41,8 @@ class NodeModel:
     fail_starts: bool = False
     never_ready: bool = False
     never_stops: bool = False
+    sleep_s: float = 0.3
+    wake_s: float = 0.5
 
 
 class ModelNode:
@@ -69,6 +71,7 @@ class ModelNode:
         self.performance = performance or Constants()
         self.heartbeat_interval_s = heartbeat_interval_s
         self.spawned = spawned
+        self.awake: Callable[[ModelNode, ModelWorker], None] = lambda node, worker: None
         self.workers: dict[str, ModelWorker] = {}
         self.agent_up = False
         self.power = True
@@ -143,7 +146,7 @@ class ModelNode:
         worker.adopting = False
         if worker.want is Want.STOP:
             self.stop(worker, kill=False)
-        elif not worker.warm:
+        elif not worker.warm and not worker.asleep:
             self._await_ready(worker, shim)
         self.changed(worker)
         worker.act()
@@ -248,7 +251,8 @@ class ModelNode:
         worker.incarnation = max(worker.incarnation + 1, unix_ms)
         worker.started_generation = worker.generation
         worker.gpu_ids = worker.launch.gpu_ids
-        worker.stopped = worker.stopping = worker.warm = worker.adopting = False
+        worker.stopped = worker.stopping = worker.warm = worker.adopting = worker.asleep = False
+        worker.changing = ""
         worker.start_phase = ReportedPhase.BOOTING
         worker.probe_failures = 0
         endpoint = f"{self.node_id}:{self._ports}"
@@ -316,6 +320,38 @@ class ModelNode:
         else:
             _note_end(worker, info)
 
+    # ------------------------------------------------------------ sleep
+
+    def sleep(self, worker: ModelWorker) -> None:
+        """Its memory is released after a while, if nothing comes in between."""
+        self._change(worker, "sleep", self.model.sleep_s, self._slept)
+
+    def wake(self, worker: ModelWorker) -> None:
+        """Its memory is taken at once, and it serves after a while."""
+        worker.asleep = False
+        self.awake(self, worker)
+        self._change(worker, "wake", self.model.wake_s, self._woken)
+
+    def _change(self, worker: ModelWorker, name: str, seconds: float, done: Callable[[ModelWorker], None]) -> None:
+        life, shim = self.life, worker.shim
+        worker.changing = name
+
+        def end() -> None:
+            if life == self.life and worker.shim is shim and worker.changing == name and not worker.stopping:
+                worker.changing = ""
+                done(worker)
+                self.changed(worker)
+                worker.act()
+
+        self.agenda.after(seconds, end)
+        self.changed(worker)
+
+    def _slept(self, worker: ModelWorker) -> None:
+        worker.asleep, worker.warm = True, False
+
+    def _woken(self, worker: ModelWorker) -> None:
+        worker.warm = True
+
     # ------------------------------------------------------------ drains
 
     def drain_began(self, worker: ModelWorker) -> None:
@@ -337,6 +373,8 @@ class ModelNode:
     def _idle(self, worker: ModelWorker, shim: Shim) -> None:
         if worker.shim is shim and worker.idle_seen:
             self.changed(worker)
+        if worker.shim is shim and self.agent_up and worker.want is Want.SLEEP:
+            worker.act()
 
 
 def _note_end(worker: ModelWorker, info: ExitInfo | None) -> None:
@@ -347,4 +385,5 @@ def _note_end(worker: ModelWorker, info: ExitInfo | None) -> None:
     worker.exit = None if worker.stopped else info or ExitInfo(reason="ENGINE_EXITED")
     if not worker.stopped:
         worker.started_generation = worker.generation
-    worker.stopping = worker.warm = worker.adopting = False
+    worker.stopping = worker.warm = worker.adopting = worker.asleep = False
+    worker.changing = ""

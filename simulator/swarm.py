@@ -4,6 +4,7 @@ What must never be wrong is checked all the time; when the faults have stopped, 
 should be and serve. A seed gives the same world, faults and outcome every time.
 """
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,7 +20,7 @@ from simulator.network import Conditions
 from simulator.node import NodeModel
 from simulator.performance import Constants
 from simulator.world import Route, World, WorldModel
-from springtide.model.enums import DrainAction
+from springtide.model.enums import DrainAction, ScaleDown
 from springtide.model.pool import PolicySpec, PoolSpec
 
 _START_AT_S = 1_000_000.0
@@ -148,7 +149,20 @@ class Swarm:
                     max_in_flight=self.rng.choice((0, 2, 8)),
                 )
             )
-        return found
+        return [self._sleeping(pool) for pool in found]
+
+    def _sleeping(self, pool: PoolSpec) -> PoolSpec:
+        """Two worlds of three know sleep, spares and loans; chosen apart, so that the rest of the world is as before."""
+        rng = random.Random(f"sleep {self.seed} {pool.name}")
+        if rng.random() < 1 / 3:
+            return pool
+        return dataclasses.replace(
+            pool,
+            scale_down=rng.choice(tuple(ScaleDown)),
+            sleep_stop_after_s=rng.choice((3.0, 600.0)),
+            lend_gpus=rng.random() < 0.5,
+            spares=rng.choice((0, 0, 1)),
+        )
 
     def _routes(self) -> dict[str, Route]:
         routes = {pool.name: Route(pool.name) for pool in self.pools}
