@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,24 @@ within your latency target, and set `requests_per_worker_capacity` to it. Make `
 
 Keeps the count that the pool has, or the setting `workers`. `springtide scale` changes it.
 """
+POLICIES = """
+### The other policies
+
+All of them have `requests_per_worker_capacity`, `monitoring_interval` and `drain_timeout` as `load_ratio` has. What
+each does is in [policies](policies.md).
+"""
+AROUND = """
+### Around a policy
+
+`slo+predictive`, `load_ratio+schedule`, ...: each part has settings with a prefix of its own, in the same table. Those
+with `stage_` stand around any policy; each is off at its default.
+"""
+AROUND_PARTS = {
+    "+predictive": ("controlplane.core.policies.predictive", "Predictive"),
+    "+schedule": ("controlplane.core.policies.schedule", "Schedule"),
+    "+role_ratio": ("controlplane.core.policies.role_ratio", "RoleRatio"),
+    "stages": ("controlplane.core.policies.staged", "Staged"),
+}
 
 
 def files() -> dict[Path, str]:
@@ -139,6 +157,8 @@ def configuration_page() -> str:
     parts += [POOLS, _table(("key", "type", "meaning"), _pool_rows())]
     parts += [ROUTING, _table(("routing", "worker that takes the request", "settings"), _routing_rows())]
     parts += [POLICY, _table(("setting", "default", "meaning"), _policy_rows()), TUNING]
+    header = ("policy", "setting", "default", "meaning", "bounds")
+    parts += [POLICIES, _table(header, _other_policy_rows()), AROUND, _table(("part", *header[1:]), _around_rows())]
     parts += ["## Environment", _table(("variable", "meaning"), ENVIRONMENT)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -218,6 +238,28 @@ def _routing_rows() -> Iterator[tuple[str, ...]]:
 def _policy_rows() -> Iterator[tuple[str, ...]]:
     for f in dataclasses.fields(_load("controlplane.core.policies.load_ratio", "LoadRatio")):
         yield f"`{f.name}`", f"`{_short(f.default)}`", LOAD_RATIO[f.name]
+
+
+def _other_policy_rows() -> Iterator[tuple[str, ...]]:
+    """Of the policies whose settings are declared one by one (controlplane.core.policies.basis)."""
+    common = {f.name for f in dataclasses.fields(_load("controlplane.core.policies.basis", "Basis"))}
+    for name, factory in sorted(_load("controlplane.core.policies", "REGISTRY").items()):
+        cls = factory.__self__
+        if getattr(cls, "title", "") == name:
+            yield from _setting_rows(name, [f for f in dataclasses.fields(cls) if f.name not in common])
+
+
+def _around_rows() -> Iterator[tuple[str, ...]]:
+    for part, (module, attribute) in AROUND_PARTS.items():
+        yield from _setting_rows(part, dataclasses.fields(_load(module, attribute)), _load(module, "PREFIX"))
+
+
+def _setting_rows(name: str, fields: Iterable["dataclasses.Field[Any]"], prefix: str = "") -> Iterator[tuple[str, ...]]:
+    for f in fields:
+        above, least = f.metadata["above"], f.metadata["at_least"]
+        bounds = f"above {above:g}" if above is not None else f"at least {least:g}" if least is not None else ""
+        bounds = ", ".join(f.metadata["choices"]) or bounds
+        yield f"`{name}`", f"`{prefix}{f.name}`", f"`{_short(f.default)}`", f.metadata["doc"], bounds
 
 
 def _load(module: str, attribute: str) -> Any:

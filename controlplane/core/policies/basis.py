@@ -14,14 +14,15 @@ _BOUNDS = ("min_workers", "max_workers")
 
 def setting(
     default: Any,
+    doc: str,
     *,
     above: float | None = None,
     at_least: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that is a policy's setting. The type of the default is the setting's: whole number, number,
-    truth or text."""
-    return field(default=default, metadata={"above": above, "at_least": at_least, "choices": choices})
+    truth or text. `doc` goes into docs/configuration.md."""
+    return field(default=default, metadata={"doc": doc, "above": above, "at_least": at_least, "choices": choices})
 
 
 def values(cls: type[Any], reader: Reader, prefix: str = "") -> dict[str, Any]:
@@ -48,9 +49,9 @@ class Basis:
 
     title: ClassVar[str] = ""
 
-    requests_per_worker_capacity: int = setting(8, at_least=1)
-    monitoring_interval: float = setting(5.0, above=0)
-    drain_timeout: float = setting(30.0, above=0)
+    requests_per_worker_capacity: int = setting(8, "Requests that one worker serves well at a time.", at_least=1)
+    monitoring_interval: float = setting(5.0, "Between two decisions, seconds.", above=0)
+    drain_timeout: float = setting(30.0, "For the running requests of a worker that leaves, seconds.", above=0)
 
     @classmethod
     def read(cls, raw: Mapping[str, Setting], min_workers: int, max_workers: int) -> Self:

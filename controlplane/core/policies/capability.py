@@ -35,9 +35,15 @@ class Capability(Basis):
 
     title: ClassVar[str] = "capability"
 
-    upper_task_ratio: float = setting(5.0, above=0)
-    lower_task_ratio: float = setting(0.5, at_least=0)
-    rule: str = setting("declarative", choices=RULES)
+    upper_task_ratio: float = setting(
+        5.0, "Requests of a set per worker that serves it, above which the set grows.", above=0
+    )
+    lower_task_ratio: float = setting(0.5, "Below which it shrinks.", at_least=0)
+    rule: str = setting(
+        "declarative",
+        "`declarative`: what the requests need, at once; `step`: one worker per set and decision.",
+        choices=RULES,
+    )
 
     def check(self, reader: Reader) -> None:
         check_gap(reader, "lower_task_ratio", self.lower_task_ratio, "upper_task_ratio", self.upper_task_ratio)

@@ -21,11 +21,11 @@ class FixedElastic(Basis):
 
     title: ClassVar[str] = "fixed_elastic"
 
-    pinned: str = setting("")
-    pinned_workers: int = setting(1, at_least=0)
-    burst_workers: int = setting(0, at_least=0)
-    upper_task_ratio: float = setting(10.0, above=0)
-    lower_task_ratio: float = setting(1.0, at_least=0)
+    pinned: str = setting("", "Provisioners whose workers never stop, comma-joined; empty: those that hold one worker.")
+    pinned_workers: int = setting(1, "What each of them keeps; without any, the first workers of the pool.", at_least=0)
+    burst_workers: int = setting(0, "The most of the tier above; 0: max_workers decides.", at_least=0)
+    upper_task_ratio: float = setting(10.0, "Requests per worker above which the burst tier grows.", above=0)
+    lower_task_ratio: float = setting(1.0, "Below which it shrinks.", at_least=0)
 
     def check(self, reader: Reader) -> None:
         check_gap(reader, "lower_task_ratio", self.lower_task_ratio, "upper_task_ratio", self.upper_task_ratio)

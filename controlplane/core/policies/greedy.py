@@ -14,7 +14,7 @@ class Greedy(Basis):
 
     title: ClassVar[str] = "greedy"
 
-    target: int = setting(0, at_least=0)
+    target: int = setting(0, "Workers to fill up to; 0: max_workers.", at_least=0)
 
     def decide(self, inputs: PolicyInputs) -> PolicyAnswer:
         wanted = self.target or inputs.max_workers

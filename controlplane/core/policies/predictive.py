@@ -39,14 +39,18 @@ class Predictive:
     """Settings have the prefix `predictive_`. `lead_s` 0: measured. Buckets and look-back in seconds.
     `capacity` 0: the policy's; requests per worker, where the policy inside has no measure of its own."""
 
-    method: str = setting("trend", choices=METHODS)
-    up_factor: float = setting(1.2, above=0)
-    down_factor: float = setting(0.5, at_least=0)
-    lead_s: float = setting(0.0, at_least=0)
-    bucket_s: float = setting(10.0, above=0)
-    lookback_s: float = setting(600.0, above=0)
-    capacity: int = setting(0, at_least=0)
-    share: float = setting(0.9, above=0)
+    method: str = setting(
+        "trend",
+        "`trend` of the load; `peak` of the look-back again; `both`; `share`: enough for most requests of it.",
+        choices=METHODS,
+    )
+    up_factor: float = setting(1.2, "More workers when the forecast is above so many times what is there.", above=0)
+    down_factor: float = setting(0.5, "Fewer only when it is below so many times what is there.", at_least=0)
+    lead_s: float = setting(0.0, "How far ahead, seconds; 0: the median of the pool's measured start-ups.", at_least=0)
+    bucket_s: float = setting(10.0, "The load is averaged over so many seconds.", above=0)
+    lookback_s: float = setting(600.0, "How far back the forecast looks, seconds.", above=0)
+    capacity: int = setting(0, "Requests per worker; 0: the policy's.", at_least=0)
+    share: float = setting(0.9, "Share of the requests of the look-back that `share` covers.", above=0)
 
     @classmethod
     def read(cls, reader: Reader) -> "Predictive":

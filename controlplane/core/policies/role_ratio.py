@@ -22,9 +22,9 @@ class RoleRatio:
     """Settings have the prefix `role_ratio_`. `per_partner`: workers of this pool per worker of the partner (1 prefill
     to 3 decode workers: 0.33 in the prefill pool, 3 in the decode pool). `tolerance`: share that it may be off."""
 
-    per_partner: float = setting(1.0, above=0)
-    tolerance: float = setting(0.1, at_least=0)
-    exact: bool = setting(False)
+    per_partner: float = setting(1.0, "Workers here per worker of the pool of the other role.", above=0)
+    tolerance: float = setting(0.1, "Share by which that may be off.", at_least=0)
+    exact: bool = setting(False, "false: a floor only; true: no more than that either.")
 
     @classmethod
     def read(cls, reader: Reader) -> "RoleRatio":

@@ -43,9 +43,11 @@ class Entry:
 class Schedule:
     """Settings have the prefix `schedule_`. `utc_offset_s`: what the table's clock is ahead of UTC."""
 
-    table: str = setting("")
-    utc_offset_s: float = setting(0.0)
-    lead_s: float = setting(0.0, at_least=0)
+    table: str = setting("", "Lines `days hh:mm-hh:mm min max`; the first that matches counts.")
+    utc_offset_s: float = setting(0.0, "What the table's clock is ahead of UTC, seconds.")
+    lead_s: float = setting(
+        0.0, "How early a higher lower bound is answered, seconds; 0: the pool's measured start-up.", at_least=0
+    )
 
     @classmethod
     def read(cls, reader: Reader) -> "Schedule":

@@ -47,16 +47,24 @@ class Slo(Basis):
 
     title: ClassVar[str] = "slo"
 
-    ttft_target_s: float = setting(1.0, above=0)
-    itl_target_s: float = setting(0.05, above=0)
-    attainment: float = setting(0.9, above=0)
-    memory_s: float = setting(600.0, at_least=0)
-    dead_band: float = setting(0.02, at_least=0)
-    react_s: float = setting(10.0, above=0)
-    learn_window_s: float = setting(10.0, above=0)
-    scale_down_cooldown: float = setting(60.0, at_least=0)
-    shrink_factor: float = setting(0.8, above=0)
-    warm_s: float = setting(10.0, at_least=0)
+    ttft_target_s: float = setting(1.0, "Time to first token that a request shall meet, seconds.", above=0)
+    itl_target_s: float = setting(0.05, "Time between its tokens that it shall meet, seconds.", above=0)
+    attainment: float = setting(
+        0.9, "Share of the requests that shall meet both, of those that an idle worker would meet.", above=0
+    )
+    memory_s: float = setting(
+        600.0,
+        "It shrinks only to what would have met the targets over so many seconds; 0: it follows the load.",
+        at_least=0,
+    )
+    dead_band: float = setting(0.02, "How far the share of the memory may be off before the count follows.", at_least=0)
+    react_s: float = setting(10.0, "The load of the present is the mean of so many seconds.", above=0)
+    learn_window_s: float = setting(10.0, "Loads and latencies are compared over windows of so many seconds.", above=0)
+    scale_down_cooldown: float = setting(
+        60.0, "From one scale-down, or a scale-up, to the next scale-down, seconds.", at_least=0
+    )
+    shrink_factor: float = setting(0.8, "Share of the present count that stays, at least, in one decision.", above=0)
+    warm_s: float = setting(10.0, "So long a new engine teaches nothing, seconds.", at_least=0)
 
     def check(self, reader: Reader) -> None:
         if self.memory_s > _LONGEST_MEMORY_S:

@@ -30,17 +30,19 @@ PREFIX = "stage_"
 class Staged:
     """Times in seconds, steps in workers, tolerance as a share of the present count. 0 or false: the stage is off."""
 
-    window_up_s: float = setting(0.0, at_least=0)
-    window_down_s: float = setting(0.0, at_least=0)
-    panic_window_s: float = setting(0.0, at_least=0)
-    panic_factor: float = setting(2.0, above=0)
-    tolerance: float = setting(0.0, at_least=0)
-    up_cooldown_s: float = setting(0.0, at_least=0)
-    down_cooldown_s: float = setting(0.0, at_least=0)
-    max_up: int = setting(0, at_least=0)
-    max_down: int = setting(0, at_least=0)
-    max_up_factor: float = setting(0.0, at_least=0)
-    cost_gate: bool = setting(False)
+    window_up_s: float = setting(0.0, "Grows only when that was right for so many seconds.", at_least=0)
+    window_down_s: float = setting(0.0, "Shrinks only when that was right for so many seconds.", at_least=0)
+    panic_window_s: float = setting(
+        0.0, "A load so far above capacity in this short window grows at once and shrinks nothing.", at_least=0
+    )
+    panic_factor: float = setting(2.0, "How many times the present count the short window must ask for.", above=0)
+    tolerance: float = setting(0.0, "Holds while the need is within this share of the present count.", at_least=0)
+    up_cooldown_s: float = setting(0.0, "From one scale-up to the next.", at_least=0)
+    down_cooldown_s: float = setting(0.0, "From one scale-down to the next.", at_least=0)
+    max_up: int = setting(0, "Workers more in one decision, at most.", at_least=0)
+    max_down: int = setting(0, "Workers fewer in one decision, at most.", at_least=0)
+    max_up_factor: float = setting(0.0, "Times the present count in one decision, at most.", at_least=0)
+    cost_gate: bool = setting(False, "Moves only when the gain is worth the measured cost of a start.")
 
     @classmethod
     def read(cls, reader: Reader, interval_s: float) -> "Staged":

@@ -26,12 +26,16 @@ class Thresholds(Basis):
 
     title: ClassVar[str] = "thresholds"
 
-    signal: str = setting("role", choices=SIGNALS)
-    up: float = setting(0.0, at_least=0)
-    down: float = setting(0.0, at_least=0)
-    cooldown_s: float = setting(5.0, at_least=0)
-    mean_prompt_tokens: int = setting(1024, at_least=1)
-    tokens_per_worker: int = setting(10_000, at_least=1)
+    signal: str = setting(
+        "role",
+        "`queue`: what waits; `use`: of capacity; `role`: prompt tokens of prefill, KV memory of decode pools.",
+        choices=SIGNALS,
+    )
+    up: float = setting(0.0, "One worker more above it; 0: the signal's (0.8, for `queue` 10).", at_least=0)
+    down: float = setting(0.0, "One worker fewer below it; 0: the signal's (`role` 0.3, else 0.2).", at_least=0)
+    cooldown_s: float = setting(5.0, "From one move to the next, seconds.", at_least=0)
+    mean_prompt_tokens: int = setting(1024, "Of a request, for `role` in a prefill pool.", at_least=1)
+    tokens_per_worker: int = setting(10_000, "Prompt tokens that one prefill worker holds.", at_least=1)
 
     def check(self, reader: Reader) -> None:
         up, down = self._lines()

@@ -22,9 +22,13 @@ class Vanilla(Basis):
 
     title: ClassVar[str] = "vanilla"
 
-    upper_task_ratio: float = setting(10.0, above=0)
-    lower_task_ratio: float = setting(1.0, at_least=0)
-    rule: str = setting("declarative", choices=RULES)
+    upper_task_ratio: float = setting(10.0, "Requests per worker above which there is one more.", above=0)
+    lower_task_ratio: float = setting(1.0, "Below which there are fewer.", at_least=0)
+    rule: str = setting(
+        "declarative",
+        "`declarative`: down at once to what the requests need; `step`: one fewer per decision.",
+        choices=RULES,
+    )
 
     def check(self, reader: Reader) -> None:
         check_gap(reader, "lower_task_ratio", self.lower_task_ratio, "upper_task_ratio", self.upper_task_ratio)

@@ -33,8 +33,8 @@ class Waterfall(Basis):
 
     title: ClassVar[str] = "waterfall"
 
-    rules: str = setting("")
-    upper_task_ratio: float = setting(10.0, above=0)
+    rules: str = setting("", "Lines `priority,provisioner[,most]`; `#` begins a comment.")
+    upper_task_ratio: float = setting(10.0, "Requests per worker that the demand is divided by.", above=0)
 
     def check(self, reader: Reader) -> None:
         parse_rules(reader)
