@@ -38,6 +38,7 @@ class Draft:
         self._changed: dict[tuple[str, str], None] = {}  # ordered set
         self.was_full = False  # something was left for the next plan
         self.rooms: list[Room] | None = None  # room on coming nodes, see nodes.acquire
+        self.offers: list[Any] | None = None  # what provisioners could give, see nodes.offers
         self.needed: set[str] = set()  # nodes that are kept although nothing is on them
         self.requested = 0  # units of nodes that this plan asks for
         self.awaited: dict[str, int] = {}  # by pool: workers that have a node coming
@@ -92,6 +93,7 @@ class Draft:
             self._mark("pool", record.name, self.snapshot.pools.get(record.name) == record)
         else:
             self.nodes[record.node_id] = record
+            self.offers = None
             self._mark("node", record.node_id, self.snapshot.nodes.get(record.node_id) == record)
 
     def delete(self, record: Pool | Node | Worker) -> None:

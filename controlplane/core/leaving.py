@@ -1,8 +1,11 @@
 """Workers of nodes that announced their end."""
 
+import math
+
 from controlplane.core.aims import staying
 from controlplane.core.draft import Draft
 from controlplane.core.drains import drain, drain_timeout_s
+from controlplane.core.nodes.facts import SPOT_IS_BACK
 from controlplane.core.signals import is_leaving, node_end
 from controlplane.core.starts import cancel
 from springtide.model.enums import Phase, State
@@ -53,6 +56,8 @@ def _has_notice(draft: Draft, node_id: str) -> bool:
 def _leave_times(draft: Draft, pool: Pool, node_id: str) -> tuple[float, float]:
     """(when a worker of the stopping node has to begin its drain, when that drain has to end)."""
     timeout_s, end = drain_timeout_s(pool), node_end(draft.nodes[node_id], draft.live(node_id))
+    if end is None and draft.nodes[node_id].reason == SPOT_IS_BACK:
+        return math.inf, draft.now + timeout_s  # nobody takes the node away: its workers leave once they are replaced
     if end is None:
         return draft.nodes[node_id].state_since + timeout_s, draft.now + timeout_s
     latest = end - timeout_s - _LEAVE_SLACK_S

@@ -13,6 +13,7 @@ from springtide.model.record import Event
 from springtide.model.worker import Worker
 
 COMING_OR_HERE = frozenset({NodeState.REQUESTED, NodeState.UP})
+SPOT_IS_BACK = "SPOT_IS_BACK"  # of an on-demand node that stood in for a spot node
 PROVISIONER_LABEL = "provisioner"
 
 

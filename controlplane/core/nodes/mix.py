@@ -10,7 +10,7 @@ stood in for them are given back: their workers move as those of any leaving nod
 from controlplane.core.aims import staying
 from controlplane.core.draft import Draft
 from controlplane.core.nodes.acquire import coming_rooms, on_spot, request_unit
-from controlplane.core.nodes.facts import node_event, workers_by_node
+from controlplane.core.nodes.facts import SPOT_IS_BACK, node_event, workers_by_node
 from controlplane.core.nodes.offers import Offer, all_offers, best, offers_for
 from controlplane.core.nodes.saga import move
 from controlplane.core.nodes.slots import fits_gpus, fits_labels
@@ -19,8 +19,6 @@ from springtide.model.enums import NodeState
 from springtide.model.node import Node
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
-
-BACK = "SPOT_IS_BACK"
 
 
 def restore_mix(draft: Draft) -> None:
@@ -72,13 +70,13 @@ def _free_on_spot(draft: Draft, pool: Pool) -> int:
 
 def _move_one(draft: Draft, pool: Pool, room: int) -> None:
     """One on-demand node at a time, the dearest whose workers are all of this pool and have room on spot."""
-    if any(n.state is NodeState.RELEASING and n.reason == BACK for n in draft.nodes.values()):
+    if any(n.state is NodeState.RELEASING and n.reason == SPOT_IS_BACK for n in draft.nodes.values()):
         return
     held = workers_by_node(draft.workers.values())
     found = [node for node in draft.nodes.values() if _stands_in(node, held.get(node.node_id, []), pool, room)]
     if found:
         node = min(found, key=lambda n: (-n.provided.cost_per_hour if n.provided else 0.0, n.node_id))
-        node = move(draft, node, NodeState.RELEASING, BACK)
+        node = move(draft, node, NodeState.RELEASING, SPOT_IS_BACK)
         node_event(draft, node, "node_releasing", f"spot nodes take over its workers of {pool.name}")
 
 

@@ -2,7 +2,7 @@
 back-off."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from controlplane.core.draft import Draft
 from controlplane.core.nodes.facts import is_alive_there, set_labels
@@ -26,6 +26,7 @@ class Offer:
     room: int
     workers: int = 0  # of the pool that an empty node holds
     blocked_until: float | None = None
+    coming: int = 0  # nodes REQUESTED
 
     @property
     def name(self) -> str:
@@ -42,18 +43,36 @@ class Offer:
 
 
 def all_offers(draft: Draft) -> list[Offer]:
-    """Every set of every provisioner that is here and gives nodes on order."""
-    found: list[Offer] = []
-    for provisioner_id, provisioner in sorted(draft.snapshot.live.provisioners.items()):
-        if provisioner.fixed or not provisioner.connected or not provisioner.reported:
-            continue
+    """Every set of every provisioner that is here and gives nodes on order. Kept in the draft while no node changes."""
+    if draft.offers is None:
+        draft.offers = list(_all_offers(draft))
+    return draft.offers
+
+
+def _all_offers(draft: Draft) -> Iterator[Offer]:
+    givers = {
+        key: live
+        for key, live in sorted(draft.snapshot.live.provisioners.items())
+        if live.connected and live.reported and not live.fixed
+    }
+    if not givers:
+        return
+    own: dict[tuple[str, str], list[Node]] = {}
+    for node in draft.nodes.values():
+        if node.provided is not None:
+            own.setdefault((node.provided.provisioner_id, node.provided.capability_set), []).append(node)
+    for provisioner_id, provisioner in givers.items():
+        there: dict[str, set[str]] = {}
+        for found in provisioner.nodes.values():
+            if is_alive_there(found):
+                there.setdefault(found.capability_set, set()).add(found.node_id)
         for name in sorted(provisioner.sets):
-            kind = provisioner.sets[name]
-            room = kind.max_nodes - len(_counted(draft, provisioner_id, name))
-            own = nodes_of(draft.nodes.values(), provisioner_id, name)
-            blocked_until = _blocked_until(own, draft.snapshot.rules, draft.now)
-            found.append(Offer(provisioner_id, kind, room, blocked_until=blocked_until))
-    return found
+            kind, members = provisioner.sets[name], own.get((provisioner_id, name), [])
+            recorded = {node.node_id for node in members if node.state is not NodeState.GONE}
+            room = kind.max_nodes - len(recorded | there.get(name, set()))  # a GONE node that is still there counts
+            coming = sum(1 for node in members if node.state is NodeState.REQUESTED)
+            blocked_until = _blocked_until(members, draft.snapshot.rules, draft.now)
+            yield Offer(provisioner_id, kind, room, blocked_until=blocked_until, coming=coming)
 
 
 def nodes_of(nodes: Iterable[Node], provisioner_id: str, name: str) -> Iterable[Node]:
@@ -61,17 +80,6 @@ def nodes_of(nodes: Iterable[Node], provisioner_id: str, name: str) -> Iterable[
         provided = node.provided
         if provided is not None and (provided.provisioner_id, provided.capability_set) == (provisioner_id, name):
             yield node
-
-
-def _counted(draft: Draft, provisioner_id: str, name: str) -> set[str]:
-    """Nodes that count against the cap: all that are not GONE, and those that their provisioner still has."""
-    provisioner = draft.snapshot.live.provisioners[provisioner_id]
-    own = nodes_of(draft.nodes.values(), provisioner_id, name)
-    recorded = {node.node_id for node in own if node.state is not NodeState.GONE}
-    there = {
-        found.node_id for found in provisioner.nodes.values() if found.capability_set == name and is_alive_there(found)
-    }
-    return recorded | there
 
 
 def blocked_sets(snapshot: Snapshot, provisioner_id: str, now: float) -> dict[str, float]:
@@ -137,12 +145,10 @@ def likely_nodes(draft: Draft, spec: PoolSpec, room: dict[str, int]) -> list[Nod
     workers fit on all of them. For policies, which otherwise see nodes that are UP only."""
     found: list[Node] = []
     for offer in offers_for(draft, spec, all_offers(draft)):
-        own = nodes_of(draft.nodes.values(), offer.provisioner_id, offer.kind.name)
-        coming = sum(1 for node in own if node.state is NodeState.REQUESTED)
         more = 0 if offer.blocked_until is not None else offer.units * offer.kind.nodes_per_unit
-        if coming + more > 0:
+        if offer.coming + more > 0:
             node = _likeness(offer)
-            room[node.node_id] = (coming + more) * offer.workers
+            room[node.node_id] = (offer.coming + more) * offer.workers
             found.append(node)
     return found
 

@@ -141,6 +141,8 @@ def _fold(draft: Draft, node: Node, owner: ProvisionerLive | None, found: Provid
 
 def _keep(draft: Draft, node: Node, **changes: Any) -> Node:
     assert node.provided is not None
+    if all(getattr(node.provided, key) == value for key, value in changes.items()):
+        return node
     node = dataclasses.replace(node, provided=dataclasses.replace(node.provided, **changes))
     draft.put(node)
     return node
