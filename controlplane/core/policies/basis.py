@@ -14,7 +14,7 @@ _BOUNDS = ("min_workers", "max_workers")
 
 def setting(
     default: Any,
-    doc: str,
+    doc: str = "",
     *,
     above: float | None = None,
     at_least: float | None = None,
