@@ -152,7 +152,7 @@ class Swarm:
         return [self._sleeping(pool) for pool in found]
 
     def _sleeping(self, pool: PoolSpec) -> PoolSpec:
-        """Two worlds of three know sleep, spares and loans; chosen apart, so that the rest of the world is as before."""
+        """Two pools of three know sleep, spares and loans; drawn apart, so that the rest of a world is as before."""
         rng = random.Random(f"sleep {self.seed} {pool.name}")
         if rng.random() < 1 / 3:
             return pool
