@@ -187,9 +187,8 @@ def _give_up_at(draft: Draft, worker: Worker, at: float) -> None:
         draft.wake(at)
         return
     told = f"no probe was answered for {draft.timing.unhealthy_after_s:g} s"
-    dead = draft.step(
-        worker, Cause.FAIL, reason="PROBES_FAILED", message=told, kill=True, **crash_backoff(draft, worker)
-    )
+    again = crash_backoff(draft, worker, limited=True)
+    dead = draft.step(worker, Cause.FAIL, reason="PROBES_FAILED", message=told, kill=True, **again)
     draft.worker_event(dead, "worker_failed", "inactive")
 
 

@@ -5,7 +5,7 @@ from controlplane.core.decisions import record
 from controlplane.core.draft import Draft
 from controlplane.core.placement import CannotPlace
 from controlplane.core.signals import is_leaving
-from controlplane.core.starts import is_exhausted, is_failing
+from controlplane.core.starts import in_crash_loop, is_exhausted, is_failing
 from springtide.model.enums import DecisionResult, Phase, ScaleDown, State
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
@@ -124,6 +124,10 @@ def _cannot_sleep(draft: Draft, pool: Pool) -> list[str]:
     return [f"CANNOT_SLEEP: its engines cannot release memory without {name}" for name in sorted(lacking - {""})]
 
 
+def _last_exit(worker: Worker) -> str:
+    return worker.observed.exit.reason if worker.observed.exit is not None else worker.intent.reason
+
+
 def set_conditions(draft: Draft, pool: Pool, moves: Moves, no_spare: CannotPlace | None = None) -> None:
     found: list[str] = []
     if moves.blocked is not None:
@@ -133,6 +137,10 @@ def set_conditions(draft: Draft, pool: Pool, moves: Moves, no_spare: CannotPlace
     if exhausted:
         listed = ", ".join(f"{worker.worker_id} ({worker.intent.reason})" for worker in exhausted[:8])
         found.append(f"START_ATTEMPTS_EXHAUSTED: {listed}; activate it when the cause is gone")
+    looping = [worker for worker in draft.workers_of(pool.name) if in_crash_loop(worker)]
+    if looping:
+        listed = ", ".join(f"{w.worker_id} ({w.intent.crashes} times, {_last_exit(w)})" for w in looping[:8])
+        found.append(f"CRASH_LOOP: ends soon after it has become ACTIVE: {listed}; see `springtide workers WORKER`")
     if no_spare is not None:
         found.append(f"CANNOT_KEEP_SPARES: {no_spare}")
     if pool.spec.scale_down is not ScaleDown.STOP or pool.spec.spares:

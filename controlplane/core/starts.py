@@ -3,6 +3,7 @@
 import dataclasses
 
 from controlplane.core.draft import Draft
+from controlplane.core.nodes.facts import trace_on_node
 from controlplane.core.placement import CannotPlace, Slice, place
 from controlplane.core.sleeping import lendable
 from controlplane.core.tracing import traceparent_for
@@ -46,22 +47,38 @@ def start_failed(draft: Draft, worker: Worker, reason: str, message: str) -> Wor
     if pool is not None and pool.intent.last_scale_up_at == worker.intent.state_since:
         draft.pool_intent(pool, last_scale_up_at=None)
     failed = draft.step(
-        worker, Cause.FAIL, reason=reason, message=message, attempts=attempts, next_attempt_at=next_attempt_at
+        worker,
+        Cause.FAIL,
+        reason=reason,
+        message=message,
+        attempts=attempts,
+        next_attempt_at=next_attempt_at,
+        crashes=0,
     )
     draft.worker_event(failed, "worker_failed", "inactive")
     return failed
 
 
-def crash_backoff(draft: Draft, worker: Worker) -> dict[str, float | int | None]:
-    """The first crash is answered at once; one that follows soon after the last start waits longer each time, but
-    never runs out of attempts: it did start."""
+def crash_backoff(draft: Draft, worker: Worker, *, limited: bool = False) -> dict[str, float | int | None]:
+    """The first crash is answered at once; one that follows soon after the last start waits longer each time.
+    `limited`: its engine is to blame, and a loop of crashes runs out of attempts as failed starts do."""
     pool = draft.pools.get(worker.pool)
-    bound = max((pool.spec.max_start_attempts if pool is not None else 2) - 1, 1)
-    attempts = min(worker.intent.attempts + 1, bound)
+    most = pool.spec.max_start_attempts if pool is not None else 2
+    attempts = min(worker.intent.attempts + 1, most if limited else max(most - 1, 1))
     wait_s = 0.0
     if attempts > 1:
         wait_s = min(draft.timing.start_backoff_s * 2 ** (attempts - 2), draft.timing.start_backoff_max_s)
-    return {"attempts": attempts, "next_attempt_at": draft.now + wait_s}
+    spent = limited and attempts >= max(most, 2)
+    return {
+        "attempts": attempts,
+        "crashes": min(worker.intent.crashes, worker.intent.attempts) + 1,
+        "next_attempt_at": None if spent else draft.now + wait_s,
+    }
+
+
+def in_crash_loop(worker: Worker) -> bool:
+    """It has become ACTIVE and ended soon after, more than once in a row."""
+    return min(worker.intent.crashes, worker.intent.attempts) >= 2
 
 
 def backoff_s(draft: Draft, attempts: int) -> float:
@@ -122,7 +139,7 @@ def start(
         deadline=draft.now + pool.spec.start_timeout_s,
         weight_version=intent.weight_version,
         weight_source=intent.weight_source,
-        traceparent=trace_for_next(draft, worker),
+        traceparent=trace_on_node(draft, draft.nodes[found.node_id], trace_for_next(draft, worker), pool.name),
         spare=spare,
         sleep_level=pool.spec.sleep_level if spare else 0,
     )

@@ -44,6 +44,7 @@ class WorkerIntent:
     paused_until: float | None = None
     paused_reason: str = ""
     suspect_since: float | None = None
+    crashes: int = 0  # in a row, each soon after it had become ACTIVE
     suspect_reason: str = ""  # of SUSPECT: NODE_SILENT or PROBES_FAIL
     sleep_level: int = 0  # above 0: its drain, or its start, ends asleep
     waking: bool = False  # of STARTING: it was asleep

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from controlplane.core import orders
 from controlplane.core.snapshot import PoolDemand, Timing
 from springtide.model.enums import DecisionResult, Phase, ReportedPhase, State
 from springtide.model.pool import PolicySpec
@@ -148,8 +149,32 @@ def test_crash_is_replaced_at_once_and_a_crash_loop_backs_off() -> None:
         world.nodes["n1"].crash("demo-1")
         world.turn(times=8)
     assert world.workers["demo-1"].intent.attempts == 4
+    assert any(c.startswith("CRASH_LOOP: ") and "demo-1 (4 times" in c for c in world.pools["demo"].intent.conditions)
     world.turn(times=80)
     assert world.workers["demo-1"].intent.attempts == 0
+    assert world.pools["demo"].intent.conditions == ()
+
+
+def test_a_crash_loop_ends_when_its_attempts_do() -> None:
+    """F45, DESIGN rule 2: an engine that becomes ready and dies soon after, again and again, is reported and left; an
+    operator starts it again."""
+    world = World()
+    world.add_pool(max_start_attempts=4)
+    world.turn(times=6)
+    for _ in range(4):
+        world.nodes["n1"].crash("demo-1")
+        world.turn(times=12)
+    worker = world.workers["demo-1"]
+    assert (worker.state, worker.intent.attempts, worker.intent.next_attempt_at) == (State.INACTIVE, 4, None)
+    codes = [condition.partition(":")[0] for condition in world.pools["demo"].intent.conditions]
+    assert codes == ["START_ATTEMPTS_EXHAUSTED", "CRASH_LOOP"]
+    starts = world.actions("demo-1").count("scale_up_start")
+    world.turn(times=300)
+    assert world.actions("demo-1").count("scale_up_start") == starts
+    world.apply(orders.activate_worker(world.snapshot(), "demo-1", world.now))
+    world.turn(times=8)
+    assert world.routed() == ["demo-1"]
+    assert world.pools["demo"].intent.conditions == ()
 
 
 def test_cannot_place_is_said_and_heals() -> None:
