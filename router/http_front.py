@@ -4,8 +4,9 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from urllib.parse import parse_qs
 
@@ -19,7 +20,7 @@ from router.core.retry import Verdict
 from router.core.want import read_want
 from router.resumed import asking_for_ids, go_on, with_reason
 from router.upstream import AttemptEnd, Dispatcher
-from router.waiting import place
+from router.waiting import later
 from springtide.dataplane import (
     FAULT_HEADER,
     REQUEST_ID_HEADER,
@@ -110,7 +111,8 @@ class HttpFront:
         call: Call = request.state
         way = call.continuation
         if outcome.kind is OutcomeKind.OK:
-            self._dispatcher.served(call.ticket, outcome.events, None if call.resumed else outcome.first_byte_at, FRONT)
+            first_byte_at = None if call.resumed else outcome.first_byte_at
+            self._dispatcher.served(call.ticket, outcome.events, first_byte_at, FRONT, outcome.finished_at)
             if way is not None:
                 way.close()
             return None
@@ -140,20 +142,23 @@ class HttpFront:
             return Retry(self._resume(call, way))
         if outcome.kind is not OutcomeKind.REFUSED:
             call.fault = outcome.answer
-        return Retry(self._place(request, call))
+        return Retry(self._place(call))
 
     # ------------------------------------------------------------ tokens
 
     def _generate(self, request: Request) -> Answer | Awaitable[Answer]:
-        request_id = _request_id(request)
+        extensions = request.extension_headers()
+        request_id = extensions.get(REQUEST_ID_HEADER)
+        if request_id is None or not _REQUEST_ID.fullmatch(request_id):
+            request_id = new_request_id()
         try:
-            call = self._call(request, request_id)
+            call = self._call(request, request_id, extensions)
         except SpringtideError as error:
             return as_reply(error, request_id)
         request.state = call
-        return self._place(request, call)
+        return self._place(call, request.started_at)
 
-    def _call(self, request: Request, request_id: bytes) -> Call:
+    def _call(self, request: Request, request_id: bytes, extensions: Mapping[bytes, bytes]) -> Call:
         try:
             body = request.json()
         except InvalidJson as error:
@@ -171,11 +176,11 @@ class HttpFront:
         stream = body.get("stream")
         if stream is not None and not isinstance(stream, bool):  # engines read "yes" and 1 as they like
             raise InvalidArgument(field="stream", value=stream, problem="is not a boolean", remedy="Say true or false.")
-        want = read_want(request.extension_headers(), body, len(request.body), request_id.decode("latin-1"))
-        ticket = self._dispatcher.open(model, want=want)
+        want = read_want(extensions, body, len(request.body), request_id.decode("latin-1"))
+        ticket = self._dispatcher.open(model, None, want, request.started_at)
         served = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
-        call = Call(ticket, request_id, body.get("stream") is True, changed)
+        call = Call(ticket, request_id, stream is True, changed)
         if call.stream and request.path != "/v1/embeddings":
             chat = request.path == "/v1/chat/completions"
             way = call.continuation = Continuation.begin(
@@ -186,16 +191,14 @@ class HttpFront:
                 call.body = asking_for_ids(changed or request.body, body)
         return call
 
-    def _place(self, request: Request, call: Call) -> Answer | Awaitable[Answer]:
-        way = call.continuation
-        return place(
-            self._dispatcher,
-            call.ticket,
-            FRONT,
-            lambda: self._route(call),
-            lambda error: self._denied(call, error),
-            way.close if way is not None else _nothing,
-        )
+    def _place(self, call: Call, now: float | None = None) -> Answer | Awaitable[Answer]:
+        try:
+            if self._dispatcher.place(call.ticket, now):
+                return self._route(call)
+        except SpringtideError as error:
+            return self._denied(call, error)
+        seated, denied, way = partial(self._route, call), partial(self._denied, call), call.continuation
+        return later(self._dispatcher, call.ticket, FRONT, seated, denied, way.close if way is not None else None)
 
     def _route(self, call: Call) -> Route:
         route = self._dispatcher.route(call.ticket, call.request_id, call.stream, call.body)
@@ -318,17 +321,8 @@ _numbers = count(int.from_bytes(os.urandom(4), "big"))
 
 
 def new_request_id() -> bytes:
-    """32 hexadecimal digits: half of them are this process's, the others count."""
-    return b"%b%016x" % (_process, next(_numbers))
-
-
-def _request_id(request: Request) -> bytes:
-    given = request.extension_headers().get(REQUEST_ID_HEADER)
-    return given if given and _REQUEST_ID.fullmatch(given) else new_request_id()
-
-
-def _nothing() -> None:
-    """Where nothing is to be let go."""
+    """32 digits: half of them are this process's, the others count."""
+    return _process + b"%016d" % next(_numbers)
 
 
 def _json(status: int, value: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:

@@ -135,17 +135,19 @@ class Dispatcher:
 
     # ------------------------------------------------------------ tickets
 
-    def open(self, model: str, deadline: float | None = None, want: Want = NOTHING) -> Ticket:
-        """A ticket. Raises NotFound that names the known models, Unavailable before the first table."""
-        return self.admission.open(model, self._loop.time(), deadline, want)
+    # `now`, where there is one: the loop's clock, of somebody who has just read it.
 
-    def place(self, ticket: Ticket) -> bool:
+    def open(self, model: str, deadline: float | None = None, want: Want = NOTHING, now: float | None = None) -> Ticket:
+        """A ticket. Raises NotFound that names the known models, Unavailable before the first table."""
+        return self.admission.open(model, self._loop.time() if now is None else now, deadline, want)
+
+    def place(self, ticket: Ticket, now: float | None = None) -> bool:
         """True: `ticket.seat` is set. False: it is held, and `hold` says whom to tell.
 
         Raises Unavailable or Exhausted with `retry_after_s`.
         """
         try:
-            return self.admission.admit(ticket, self._loop.time())
+            return self.admission.admit(ticket, self._loop.time() if now is None else now)
         except SpringtideError as error:
             self._rejected(ticket, error)
             raise
@@ -166,7 +168,8 @@ class Dispatcher:
     def ended(self, ticket: Ticket, end: AttemptEnd, front: str) -> Ruling:
         """Accounts for an attempt's end and says what follows. A RETRY or REQUEUE is for the caller to `place`."""
         if end.kind is OutcomeKind.OK:
-            return self.served(ticket, end.events, None if end.resumed else end.first_byte_at, front)
+            first_byte_at = None if end.resumed else end.first_byte_at
+            return self.served(ticket, end.events, first_byte_at, front, self._loop.time())
         ruling = rule(
             end.kind,
             response_started=end.response_started,
@@ -191,11 +194,11 @@ class Dispatcher:
             self._pump(pool)
         return ruling
 
-    def served(self, ticket: Ticket, events: int, first_byte_at: float | None, front: str) -> Ruling:
+    def served(self, ticket: Ticket, events: int, first_byte_at: float | None, front: str, now: float) -> Ruling:
         """`ended` for an attempt that gave the client its whole answer; what nearly all do. `first_byte_at` None: not
         to be counted."""
         pool = ticket.pool
-        self.admission.settle(ticket, SERVED, "", self._loop.time())
+        self.admission.settle(ticket, SERVED, "", now)
         if events:
             self.admission.answered(ticket, events)
             self.metrics.tokens.of((pool,)).inc(events)

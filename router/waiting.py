@@ -9,23 +9,18 @@ from springtide.dataplane import Answer, OutcomeKind
 from springtide.errors import SpringtideError, Unavailable
 
 
-def place(
+def later(
     dispatcher: Dispatcher,
     ticket: Ticket,
     front: str,
     seated: Callable[[], Answer],
     denied: Callable[[SpringtideError | None], Answer],
-    left: Callable[[], None],
-) -> Answer | asyncio.Future[Answer]:
-    """The answer of `seated` at once where a worker takes the ticket now, else later: that of `seated` or `denied`.
+    left: Callable[[], None] | None = None,
+) -> asyncio.Future[Answer]:
+    """The answer for a ticket that has no seat yet: that of `seated` or `denied`, when it is granted or denied.
 
     The future is cancelled when the client leaves; `left` is told then.
     """
-    try:
-        if dispatcher.place(ticket):
-            return seated()
-    except SpringtideError as error:
-        return denied(error)
     answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def grant() -> None:
@@ -41,7 +36,8 @@ def place(
     def over(future: "asyncio.Future[Answer]") -> None:
         if future.cancelled():
             dispatcher.cancel(ticket, front)
-            left()
+            if left is not None:
+                left()
 
     answer.add_done_callback(over)
     dispatcher.hold(ticket, grant, deny)

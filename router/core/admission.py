@@ -51,7 +51,8 @@ class Admission:
         """A ticket for a new request. Raises NotFound, Unavailable."""
         pool = self.fleet.pool_of(model, want.role)
         self.demand(pool.name).requests_total += 1
-        ticket = Ticket(pool.name, next(self._numbers), now, deadline, want, call_deadline=deadline)
+        ticket = Ticket(pool.name, next(self._numbers), now, deadline, want)
+        ticket.call_deadline = deadline
         if want.deadline_s is not None:
             ticket.deadline = min(deadline or float("inf"), now + want.deadline_s)
         return ticket
@@ -65,13 +66,15 @@ class Admission:
         pool = self.fleet.table.pools.get(ticket.pool)
         if pool is None:
             raise self._gone(ticket)
-        self.demand(pool.name).looked(self.fleet.active(pool.name), bool(queue), now)
+        seats, demand = self.fleet.of(ticket.pool), self.demand(ticket.pool)
+        if not seats or demand.starved_since is not None:
+            demand.looked(len(seats), bool(queue), now)
         # Nobody passes those that wait, unless it is older than they are (a retried one).
         if (not queue or ticket < queue[0]) and self._seat(ticket, now):
             return True
         if queue is None:
             queue = self._queues[ticket.pool] = []
-        if not self.fleet.active(ticket.pool) and pool.max_workers == 0 and pool.starting == 0:
+        if not seats and pool.max_workers == 0 and pool.starting == 0:
             raise self._reject(ticket, now, "POOL_AT_ZERO", f"Pool {pool.name} may have no worker (max_workers = 0).")
         if ticket.deadline is not None and ticket.deadline <= now:
             raise self._reject(ticket, now, "DEADLINE", _TOO_LATE)

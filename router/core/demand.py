@@ -22,7 +22,8 @@ class DispatchRate:
     at: float = 0.0
 
     def dispatched(self, now: float) -> None:
-        self._decay(now)
+        if now > self.at:
+            self._decay(now)
         self.weight += 1.0
 
     def per_second(self, now: float) -> float:

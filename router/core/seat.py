@@ -105,14 +105,16 @@ class Seat:
         if self.cell is not ALONE:
             self.cell.put(own)
             own += self.cell.siblings()
-        self._roll(now)
+        if now - self._peak_at >= _PEAK_SPAN_S:
+            self._roll(now)
         if own > self._peaks[0]:
             self._peaks[0] = own
         return self.breaker.trips_in_row > 0 and self.breaker.entered()
 
     def leave(self, now: float) -> None:
         """One request ended there."""
-        self._roll(now)
+        if now - self._peak_at >= _PEAK_SPAN_S:
+            self._roll(now)
         self.own -= 1
         if self.cell is not ALONE:
             self.cell.put(self.own)

@@ -7,6 +7,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from router.continuation import Continuation, fault_of
 from router.core.retry import Verdict
@@ -14,7 +15,7 @@ from router.h2 import wire
 from router.h2.call import FRONT, Call, message_of
 from router.resumed import go_on
 from router.upstream import AttemptEnd, Dispatcher
-from router.waiting import place
+from router.waiting import later
 from springtide.dataplane import FAULT_HEADER, Answer, Limits, Outcome, OutcomeKind, Reply, Request, Retry, Route
 from springtide.dataplane.server import RelayServer
 from springtide.errors import Conflict, Exhausted, InvalidArgument, SpringtideError, Unavailable
@@ -127,7 +128,8 @@ class GenerateFront:
         ticket = call.ticket
         assert ticket is not None
         if outcome.kind is OutcomeKind.OK:
-            self.dispatcher.served(ticket, outcome.events, None if call.resumed else outcome.first_byte_at, FRONT)
+            first_byte_at = None if call.resumed else outcome.first_byte_at
+            self.dispatcher.served(ticket, outcome.events, first_byte_at, FRONT, outcome.finished_at)
             return None
         end = AttemptEnd(
             outcome.kind,
@@ -169,15 +171,15 @@ class GenerateFront:
             return _ENDED
 
     def _place(self, call: Call) -> Answer | Awaitable[Answer]:
-        assert call.ticket is not None
-        return place(
-            self.dispatcher,
-            call.ticket,
-            FRONT,
-            lambda: self._route(call),
-            lambda error: self._denied(call, error),
-            lambda: None,  # the call lets go of what it holds itself
-        )
+        ticket = call.ticket
+        assert ticket is not None
+        try:
+            if self.dispatcher.place(ticket):
+                return self._route(call)
+        except SpringtideError as error:
+            return self._denied(call, error)
+        seated, denied = partial(self._route, call), partial(self._denied, call)
+        return later(self.dispatcher, ticket, FRONT, seated, denied)
 
     def _route(self, call: Call) -> Route:
         ticket, messages = call.ticket, call.messages

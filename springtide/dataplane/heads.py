@@ -295,15 +295,15 @@ _MOST_LINES = 8
 def _split_length(head: bytes) -> tuple[bytes, int]:
     """The head without its Content-Length's digits, and these as a number; (head, -1) where the field is not there in
     one of its usual forms; (b"", -1) where it is there and holds anything but plain digits."""
-    at = head.find(_LENGTH)
+    at = head.find(_LENGTH_LOWER)
     if at < 0:
-        at = head.find(_LENGTH_LOWER)
+        at = head.find(_LENGTH)
         if at < 0:
             return head, -1
     at += 18
     end = head.find(b"\r", at)
     digits = head[at:end]
-    if not digits.isdigit() or end - at > 15:
+    if end - at > 15 or not digits.isdigit():
         return b"", -1
     return head[:at] + head[end:], int(digits)
 
@@ -323,7 +323,9 @@ class _KnownHeads(Generic[Head]):
         """What was read of such a head before, and the length of this one's body."""
         key, length = _split_length(head)
         known = self._known.get(key)
-        return known, known.length if length < 0 and known is not None else length
+        if length < 0 and known is not None:
+            length = known.length
+        return known, length
 
     def keep(self, head: bytes, read: Head) -> None:
         """For the next time."""
@@ -385,7 +387,7 @@ def encode_request(request: Request, route: Route) -> bytes:
     """The request as it goes upstream: same target and body, hop-by-hop fields gone, the route's fields added."""
     body = request.body if route.body is None else route.body
     added = route.headers
-    own = tuple([name for name, _ in added])
+    own = _names(added)
     head = request.head
     if head is not None and head.headers is request.headers:
         lines, start = head.lines(own), head.start
@@ -398,11 +400,19 @@ def encode_request(request: Request, route: Route) -> bytes:
     for name, value in added:
         parts += (name, b": ", value, b"\r\n")
     if body or request.method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
-        parts.append(b"content-length: %d\r\n\r\n" % len(body))
+        parts += (b"content-length: %d\r\n\r\n" % len(body), body)
     else:
         parts.append(b"\r\n")
-    parts.append(body)
     return b"".join(parts)
+
+
+def _names(added: tuple[tuple[bytes, bytes], ...]) -> tuple[bytes, ...]:
+    count = len(added)
+    if count == 1:
+        return (added[0][0],)
+    if count == 2:
+        return added[0][0], added[1][0]
+    return tuple([name for name, _ in added])
 
 
 @lru_cache(maxsize=1024)
@@ -415,11 +425,10 @@ def encode_response_head(
     head: ResponseHead, extra: tuple[tuple[bytes, bytes], ...], framing: bytes, keep_alive: bool
 ) -> bytes:
     """The answer's head as it goes to the client. `framing` is the whole length or encoding line, or empty."""
-    parts = [head.lines(tuple([name for name, _ in extra]))]
+    parts = [head.lines(_names(extra))]
     for name, value in extra:
         parts += (name, b": ", value, b"\r\n")
-    parts.append(framing)
-    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    parts += (framing, b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(parts)
 
 
