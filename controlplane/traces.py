@@ -3,6 +3,8 @@ all along, so that what agents and routers sent meanwhile are its children.
 
     springtide.scale_up     decision -> ACTIVE
     springtide.replace      the same for a worker that takes another's place
+    springtide.acquire_node a node REQUESTED -> UP; the first start on it is in the same trace
+    springtide.release_node a node RELEASING -> GONE
     springtide.scale_down   decision -> INACTIVE, memory free
       springtide.unroute, springtide.finish, springtide.release   the phases of a drain as the control plane saw them
 """
@@ -12,7 +14,8 @@ from collections import OrderedDict
 from controlplane.core.snapshot import Put
 from controlplane.loops.leader import Step
 from springtide import telemetry
-from springtide.model.enums import DecisionResult, Phase, State
+from springtide.model.enums import DecisionResult, NodeState, Phase, State
+from springtide.model.node import Node
 from springtide.model.worker import Worker
 
 _REMEMBERED = 4096  # workers whose start replaces another
@@ -38,6 +41,10 @@ class Traces:
         while len(self._replacing) > _REMEMBERED:
             self._replacing.popitem(last=False)
         for write in step.plan.writes:
+            if isinstance(write, Put) and isinstance(write.record, Node):
+                known = step.before.nodes.get(write.record.node_id)
+                if known is not None and known.state is not write.record.state:
+                    _node_moved(known, write.record, step.now)
             if isinstance(write, Put) and isinstance(write.record, Worker):
                 before = step.before.workers.get(write.record.worker_id)
                 if before is not None:
@@ -88,6 +95,31 @@ class Traces:
                 end_s=now,
                 attributes=_who(before),
             )
+
+
+def _node_moved(before: Node, after: Node, now: float) -> None:
+    """The first start on the node goes on in this trace; see nodes.facts.trace_on_node."""
+    provided = after.provided
+    if provided is None or not provided.traceparent or before.state not in (NodeState.REQUESTED, NodeState.RELEASING):
+        return
+    acquired = before.state is NodeState.REQUESTED
+    wrong = after.state not in (NodeState.UP, NodeState.RELEASING) if acquired else after.state is not NodeState.GONE
+    telemetry.emit_span(
+        "springtide.acquire_node" if acquired else "springtide.release_node",
+        traceparent=provided.traceparent,
+        start_s=before.state_since,
+        end_s=now,
+        as_root=acquired,
+        error=after.reason if wrong else None,
+        attributes={
+            "springtide.node": after.node_id,
+            "springtide.pool": provided.pool,
+            "springtide.provisioner": provided.provisioner_id,
+            "springtide.capability_set": provided.capability_set,
+            "springtide.reason": before.reason,
+            "springtide.outcome": after.reason,
+        },
+    )
 
 
 def _who(worker: Worker) -> dict[str, str | int]:

@@ -13,3 +13,9 @@ def trace_id_of(traceparent: str) -> str:
     """The 32 hex digits in the middle; empty when there is no context."""
     parts = traceparent.split("-")
     return parts[1] if len(parts) == 4 else ""
+
+
+def in_trace_of(traceparent: str, span: str) -> str:
+    """The span of the context `span` as a part of the trace of `traceparent`."""
+    trace_id, parts = trace_id_of(traceparent), span.split("-")
+    return "-".join((parts[0], trace_id, *parts[2:])) if trace_id and len(parts) == 4 else span

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from controlplane.core.draft import Draft
 from controlplane.core.fences import has_ended
 from controlplane.core.snapshot import LiveView, ProvisionerLive
-from controlplane.core.tracing import trace_id_of
+from controlplane.core.tracing import in_trace_of, trace_id_of
 from springtide.model.enums import NodeState, Phase, ReportedPhase, State
 from springtide.model.node import Node, Provision
 from springtide.model.provisioning import CapabilitySet, ProvidedNode, ProvidedPhase
@@ -70,6 +70,17 @@ def is_empty(draft: Draft, node: Node, held: Mapping[str, list[Worker]], *, leav
     live = draft.live(node.node_id)
     reports = live.reports.values() if live is not None else ()
     return all(has_ended(r) or (leaving and r.phase is ReportedPhase.SLEEPING) for r in reports)
+
+
+def trace_on_node(draft: Draft, node: Node, traceparent: str, pool: str) -> str:
+    """The first start on a node that was asked for it goes on in the node's trace: one trace from the decision that
+    needed a node to the worker."""
+    provided = node.provided
+    if provided is None or provided.pool != pool or not provided.traceparent:
+        return traceparent
+    if any(worker.intent.node_id == node.node_id for worker in draft.workers.values()):
+        return traceparent
+    return in_trace_of(provided.traceparent, traceparent)
 
 
 def node_event(draft: Draft, node: Node, action: str, message: str = "", reason: str = "") -> None:

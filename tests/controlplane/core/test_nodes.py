@@ -352,3 +352,20 @@ def test_policies_see_what_could_be_had() -> None:
     draft = Draft(world.snapshot(), world.now)
     found = supplies_of(draft, world.pools["demo"])
     assert sum(supply.most or 0 for supply in found) == 6
+
+
+def test_one_trace_from_the_need_of_a_node_to_the_worker() -> None:
+    """Rule 11, CM7: the first worker on a node that was asked for it is in the node's trace; later ones are not."""
+    world = NodeWorld(provider(gpus=2))
+    want(world, 1)
+    world.turn(times=10)
+    (node_id,) = world.records(UP)
+    provided = world.node_records[node_id].provided
+    assert provided is not None
+    (first,) = world.workers.values()
+    assert first.intent.traceparent.split("-")[1] == provided.traceparent.split("-")[1]
+    assert first.intent.traceparent != provided.traceparent
+    world.set_intent("demo", manual_workers=2)
+    world.turn(times=5)
+    other = next(worker for worker in world.workers.values() if worker.worker_id != first.worker_id)
+    assert other.intent.traceparent.split("-")[1] != provided.traceparent.split("-")[1]
