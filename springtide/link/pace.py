@@ -2,24 +2,26 @@
 
 Tokens of many streams come each at its own time, and each would wake the loop, and with its write the peer's. So a loop
 whose last writes are less than `join_s` ago sleeps up to that, looks once at all that has come meanwhile, and writes
-then: a thousand passes a second at most, whatever the number of tokens. A loop that has more to do than that never
-rests, nor does one with little to do; nor where an answer begins (a head, a first token, a short answer).
+then: a bounded number of passes a second, whatever the number of tokens. A loop that has more to do than that never
+rests, nor does one with little to do; nor where an answer begins (a head, a first token, a short answer). What comes
+over a link (a request, a cancellation) ends the rest at once.
 """
 
 import asyncio
+import select
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from springtide.link.connection import Link
 
-JOIN_S = 0.001
+JOIN_S = 0.0005
 
 
 class Pace:
     """Of all links of one server, or of one router. `join_s` 0: never rests."""
 
-    __slots__ = ("_dirty", "_join_s", "_written_at", "hurried", "loop")
+    __slots__ = ("_dirty", "_inbox", "_join_s", "_written_at", "hurried", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, join_s: float) -> None:
         self.loop = loop
@@ -28,6 +30,14 @@ class Pace:
         self._join_s = join_s
         self._dirty: list[Link] = []
         self._written_at = 0.0
+        # Of the links. An epoll of its own, since select() on many sockets cannot, and poll() counts milliseconds.
+        self._inbox = select.epoll() if join_s else None
+
+    def listen(self, transport: asyncio.BaseTransport) -> None:
+        """What comes on this connection ends a rest. Its end ends this, too."""
+        sock = transport.get_extra_info("socket")
+        if self._inbox is not None and sock is not None:
+            self._inbox.register(sock.fileno(), select.EPOLLIN)
 
     def add(self, link: "Link") -> None:
         """A link has something to write."""
@@ -36,12 +46,11 @@ class Pace:
             self.loop.call_soon(self._pass)
 
     def _pass(self) -> None:
-        if self._join_s and not self.hurried:
+        if self._inbox is not None and not self.hurried:
             left_s = self._written_at + self._join_s - time.monotonic()
             if left_s > 0:
-                # The loop itself is to rest: anything else it waited for would wake it for each token. Bounded by
-                # join_s, it delays a new request or a cancellation by no more than it delays a token.
-                time.sleep(left_s)
+                # The loop itself is to rest: anything it waited for itself would include the tokens.
+                select.select((self._inbox,), (), (), left_s)
                 self.loop.call_soon(self._write)  # after a look at what has come
                 return
         self._write()

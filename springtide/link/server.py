@@ -41,6 +41,10 @@ class ServerLink(Link):
         self._server = server
         self.peer = (f"{_PEER}:{peer}", 0)
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.pace.listen(transport)
+
     def opened(self, number: int) -> Stream | None:
         self.last_id = number
         if self.going or len(self.streams) >= MAX_STREAMS:
