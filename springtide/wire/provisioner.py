@@ -26,7 +26,7 @@ from springtide.wire.values import count, enum_from_proto, enum_to_proto, identi
 
 MAX_SETS = 64
 MAX_NODES = 4096
-MAX_NODES_PER_UNIT = 256
+MAX_NODES_PER_UNIT = 32  # a unit is recorded by one commit
 _SET_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
 _LENGTH_DELIMITED = 2
 _FIRST_UNKNOWN_FIELD = 9  # of the response
