@@ -6,6 +6,7 @@ read, or whose key does not fit, is logged and the last good one stays.
 
 import logging
 import ssl
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -15,19 +16,24 @@ log = logging.getLogger(__name__)
 Stamp = tuple[tuple[int, int, int], ...]
 
 
+def stamps(paths: Iterable[Path]) -> Stamp:
+    """What tells that one of the files is another one now. Raises OSError."""
+    return tuple((s.st_mtime_ns, s.st_size, s.st_ino) for s in (path.stat() for path in paths))
+
+
 class Certificates:
     """`first` for the start, `fetch` for each handshake after it. Raises OSError, ssl.SSLError."""
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
         self._paths = tuple(Path(path) for path in (key, cert, client_ca) if path)
-        self._stamp = self._stamps()
+        self._stamp = stamps(self._paths)
         self._failed: Stamp | None = None
         self.first = self._load()
 
     def fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """None: unchanged. Called by gRPC's own thread; never raises."""
         try:
-            stamp = self._stamps()
+            stamp = stamps(self._paths)
             if stamp in (self._stamp, self._failed):
                 return None
             self._failed = stamp  # until it has worked
@@ -38,9 +44,6 @@ class Certificates:
         self._stamp, self._failed = stamp, None
         log.info("the certificate %s has been read again", self._paths[1])
         return loaded
-
-    def _stamps(self) -> Stamp:
-        return tuple((s.st_mtime_ns, s.st_size, s.st_ino) for s in (path.stat() for path in self._paths))
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
         key, cert, *ca = (path.read_bytes() for path in self._paths)

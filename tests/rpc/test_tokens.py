@@ -1,6 +1,8 @@
 """Join tokens and certificates: what is refused, and how clearly; a renewed certificate needs no restart."""
 
+import asyncio
 import shutil
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from springtide.clock import ManualClock
 from springtide.errors import FailedPrecondition, InvalidArgument, Unauthenticated
 from springtide.rpc import ChannelSecurity, Security, Server, channel, decoded_errors
+from springtide.rpc.fronted import tls_context
 from springtide.rpc.tokens import JoinTokens, load_secret
 from springtide.v1 import controlplane_pb2 as pb
 from springtide.v1 import controlplane_pb2_grpc as pb_grpc
@@ -133,3 +136,37 @@ async def test_a_renewed_certificate_is_taken_without_a_restart(tmp_path: Path) 
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     finally:
         await server.stop(0)
+
+
+async def _certificate(port: int) -> bytes:
+    """The certificate that a listener shows."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    shown = writer.get_extra_info("ssl_object").getpeercert(True)
+    writer.close()
+    await reader.read()
+    return bytes(shown)
+
+
+async def test_our_own_listeners_take_a_renewed_certificate_too(tmp_path: Path) -> None:
+    """infra §8: the HTTP and HTTP/2 fronts; a broken pair leaves the good one in force."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    shutil.copy(HERE / "localhost.pem", cert)
+    shutil.copy(HERE / "localhost-key.pem", key)
+    context = tls_context(Security(str(cert), str(key)))
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        first = await _certificate(port)
+        cert.write_text("no certificate")
+        assert await _certificate(port) == first
+        shutil.copy(HERE / "renewed-key.pem", key)
+        shutil.copy(HERE / "renewed.pem", cert)
+        assert await _certificate(port) == ssl.PEM_cert_to_DER_cert((HERE / "renewed.pem").read_text())
+    finally:
+        server.close()
