@@ -171,7 +171,7 @@ class Changes:
         """pause -> release the KV cache where that can be done -> update -> restore -> flush -> resume -> one token."""
         begun_at, life = self._setup.clock.now(), self._life
         life.remember(changing="weights")
-        await self._optional(lambda: self._adapter.pause(self._http, "abort"))
+        paused = await self._optional(lambda: self._adapter.pause(self._http, "abort"))
         await self._adapter.wait_idle(self._http, _IDLE_S)
         released: Tags = ()
         if "release" not in life.entry.missing_verbs:
@@ -182,7 +182,7 @@ class Changes:
         await self._load(version, source)
         if released:
             await self._adapter.restore(self._http, released)
-        await self._serve_again()
+        await self._serve_again(paused)
         life.remember(changing="")
         life.span("springtide.worker.weights", begun_at)
 
@@ -200,9 +200,10 @@ class Changes:
             raise ChangeFailed("WEIGHTS_FAILED", str(error)) from None
         self._life.remember(weight_version=version)
 
-    async def _serve_again(self) -> None:
+    async def _serve_again(self, paused: bool = False) -> None:
+        """`paused`: by us. Not every engine says of itself that it is."""
         await self._optional(lambda: self._adapter.flush_cache(self._http))
-        if (await self._adapter.ready(self._http)).reason is ReadyReason.PAUSED:
+        if paused or (await self._adapter.ready(self._http)).reason is ReadyReason.PAUSED:
             await self._adapter.resume(self._http)
         found = await self._adapter.ready(self._http)
         if not found.ready:
@@ -212,12 +213,14 @@ class Changes:
         await self._adapter.warm_up(self._http, entry.launch.served_model_name or entry.pool, _WARM_UP_S)
 
     @staticmethod
-    async def _optional(verb: Callable[[], Awaitable[None]]) -> None:
-        """A verb that not every engine has, or that has nothing to do."""
+    async def _optional(verb: Callable[[], Awaitable[None]]) -> bool:
+        """A verb that not every engine has, or that has nothing to do; whether it was done."""
         try:
             await verb()
         except (Unimplemented, FailedPrecondition) as error:
             log.debug("left out: %s", error)
+            return False
+        return True
 
     # ------------------------------------------------------------ what it can do, and how far it came
 

@@ -60,7 +60,9 @@ class DevRoutesEngine(OpenAiEngine):
             dev = (await http.get("/is_sleeping")).status == 200 or (await http.get("/is_paused")).status == 200
             missing = {} if dev else dict.fromkeys(_DEV_VERBS, DEV_MODE)
             return Capabilities({**missing, **(await self._no_sleep(http) if dev else {})})
-        missing = {verb: DEV_MODE for verb, path in _DEV_VERBS.items() if path not in paths}
+        lacking = {verb: path for verb, path in _DEV_VERBS.items() if path not in paths}
+        dev = len(lacking) < len(_DEV_VERBS)
+        missing = {verb: f"a version that has {path}" if dev else DEV_MODE for verb, path in lacking.items()}
         if "/start_profile" not in paths:
             missing["profile"] = PROFILER
         if "release" not in missing:
@@ -177,7 +179,9 @@ class DevRoutesEngine(OpenAiEngine):
         body = {"method": "reload_weights", "kwargs": kwargs, "timeout": timeout_s}
         self.done("update_weights", await http.post("/collective_rpc", body, timeout_s))
         if version:
-            self.done("update_weights", await http.post("/update_weight_version", {"new_version": version}))
+            labelled = await http.post("/update_weight_version", {"new_version": version})
+            if labelled.status not in (404, 405):  # older ones keep no label: the ledger has it
+                self.done("update_weights", labelled)
 
     async def profile(self, http: EngineHttp, start: bool) -> None:
         """Where the profiler is configured."""
