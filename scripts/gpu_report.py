@@ -17,6 +17,7 @@ STEPS = {
     "weights_change_in_place": "weights change in place, version stamped",
     "a_killed_api_process_is_replaced_whole": "SIGKILL of the API process",
     "one_worker_on_two_gpus": "one worker on two GPUs (TP=2)",
+    "one_two_one_of_two_gpus_each_under_load": "1 → 2 → 1 workers of two GPUs each under load",
     "a_killed_rank_is_replaced_whole": "SIGKILL of one tensor-parallel rank",
     "nothing_is_left": "stop: nothing is left",
 }
@@ -42,6 +43,7 @@ def page(reports: list[dict[str, Any]]) -> str:
         lines += ["| step | as it should | s | found |", "| --- | --- | --- | --- |"]
         for step, entry in engine["steps"].items():
             mark = MARKS.get(entry["outcome"], entry["outcome"])
+            mark = "not tried" if "not_tried" in entry["facts"] else mark
             found = "; ".join(f"{key} {_short(value)}" for key, value in entry["facts"].items())
             lines.append(f"| {STEPS.get(step, step)} | {mark} | {entry['seconds']:.1f} | {found} |")
         lines.append("")

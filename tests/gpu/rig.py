@@ -82,6 +82,18 @@ class Rig:
             **spec,
         )
 
+    def renew(self, pool: str, **spec: Any) -> None:
+        """Another pool in the place of this one, whose workers are gone and whose memory is free before."""
+        self.stack.operator.DeletePool(cp.DeletePoolRequest(name=self.pool, drain=True), timeout=5)
+        wait_for("no worker", lambda: not self.stack.workers("ACTIVE", "DRAINING", "STARTING"), 120)
+        self.facts["memory_free_after_s"] = self.wait_free(self.all_gpus)
+        self.pool, self._patience_s = pool, self.kit.start_s
+        self.apply(**spec)
+
+    @property
+    def all_gpus(self) -> list[int]:
+        return list(range(len(self.devices.handles)))
+
     def scale(self, workers: int) -> None:
         self.stack.operator.ScalePool(cp.ScalePoolRequest(pool=self.pool, workers=workers), timeout=5)
 

@@ -142,21 +142,25 @@ def test_weights_change_in_place(rig: Rig) -> None:
     before = stream_http(rig.stack.http, rig.pool, 30)
     source = rig.make_model("second", seed=2)
     began = time.monotonic()
-    rig.stack.operator.SetWeights(cp.SetWeightsRequest(pool=rig.pool, version="second", source=source), timeout=5)
+    try:
+        rig.stack.operator.SetWeights(cp.SetWeightsRequest(pool=rig.pool, version="second", source=source), timeout=5)
 
-    def current() -> bool:
-        return [w.weight_version for w in rig.stack.workers("ACTIVE")] == ["second"]
+        def current() -> bool:
+            found = rig.stack.workers("ACTIVE")
+            return [(w.weight_version, w.admission) for w in found] == [("second", t.WORKER_ADMISSION_OPEN)]
 
-    wait_for("the new version", current, 90)
-    rig.facts["updated_after_s"] = round(time.monotonic() - began, 2)
-    (updated,) = rig.active(1)
-    assert updated.incarnation == worker.incarnation
-    rig.stack.wait_routable(rig.pool)
-    after = stream_http(rig.stack.http, rig.pool, 30)
-    rig.facts |= {"text_before": before.text[:60], "text_after": after.text[:60]}
-    assert before.ok, before
-    assert after.ok, after
-    assert rig.kit.engine == "sim" or before.text != after.text
+        wait_for("the new version", current, 60)
+        rig.facts["updated_after_s"] = round(time.monotonic() - began, 2)
+        rig.stack.wait_routable(rig.pool)
+        after = stream_http(rig.stack.http, rig.pool, 30, timeout_s=60)
+        rig.facts |= {"text_before": before.text[:60], "text_after": after.text[:60]}
+        assert before.ok, before
+        assert after.ok, after
+        assert [w.incarnation for w in rig.stack.workers("ACTIVE")] == [worker.incarnation], "the same engine"
+        assert rig.kit.engine == "sim" or before.text != after.text
+    except AssertionError:
+        rig.renew("proof-again")  # so that the next steps have a worker
+        raise
 
 
 def test_a_killed_api_process_is_replaced_whole(rig: Rig) -> None:
@@ -196,14 +200,10 @@ def _kill_and_replace(rig: Rig, worker: t.Worker, victim: psutil.Process, tree: 
 
 def test_one_worker_on_two_gpus(rig: Rig) -> None:
     """TP=2: the first pool goes, its memory is free, and one worker takes both GPUs."""
-    rig.stack.operator.DeletePool(cp.DeletePoolRequest(name=rig.pool, drain=True), timeout=5)
-    wait_for("no worker", lambda: not rig.stack.workers("ACTIVE", "DRAINING", "STARTING"), 120)
-    rig.facts["memory_free_after_s"] = rig.wait_free([0, 1])
     began = time.monotonic()
-    rig.pool = "proof-wide"
-    rig.apply(tensor_parallel_size=2)
+    rig.renew("proof-wide", tensor_parallel_size=2)
     (worker,) = rig.active(1)
-    rig.facts["start_to_active_s"] = round(time.monotonic() - began, 2)
+    rig.facts["from_one_pool_to_the_other_s"] = round(time.monotonic() - began, 2)
     rig.facts["phases_s"] = rig.start_spans(worker)
     rig.facts["gpus"] = list(worker.gpu_ids)
     rig.facts["held_mib"] = rig.held_mib()
