@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,7 +104,7 @@ def _shrink_under_kills(stack: LocalStack) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_an_agent_that_is_killed_comes_back_with_its_streams(tmp_path: Path) -> None:
-    """PV3, rule 8: kill -9 of an agent: started again by its provisioner, its engine is adopted, no request fails."""
+    """PV3, CM3, rule 8: kill -9 of an agent: started again, its engine is adopted, no request fails."""
     stack = LocalStack(tmp_path)
     stack.add_provisioner("local", nodes=2, gpus=1)
     stack.start("controlplane", "router", "local")
@@ -120,11 +122,22 @@ def test_an_agent_that_is_killed_comes_back_with_its_streams(tmp_path: Path) -> 
         assert not report.failed, report.explain()
         (after,) = stack.workers("ACTIVE")
         assert after.incarnation == worker.incarnation, "adopted, not loaded again"
+        shape = _cluster_status(stack)
+        assert (shape["model"], shape["ready_workers"], shape["max_nodes"]) == ("demo", 1, 2)
+        wait_for("requests served", lambda: _cluster_status(stack)["workers"][0]["requests_served"], 10)
         scale(stack, 0)
         wait_for("no agent left", lambda: not stack.agents(), 60)
     finally:
         stack.stop()
     assert stack.strays() == []
+
+
+def _cluster_status(stack: LocalStack) -> dict[str, Any]:
+    """CM3: the third document's view, over HTTP."""
+    address = json.loads((stack.folder / "cp" / "controlplane.json").read_text())["metrics"]
+    with urllib.request.urlopen(f"http://{address}/cluster_status?pool=demo", timeout=5) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
 
 
 @pytest.mark.slow
