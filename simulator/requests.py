@@ -14,6 +14,7 @@ class Request:
         "done_at",
         "error",
         "first_at",
+        "labels",
         "number",
         "output_tokens",
         "pool",
@@ -44,6 +45,7 @@ class Request:
         self.decode_pool = decode_pool
         self.ticket: Ticket | None = None
         self.prefill_ticket: Ticket | None = None
+        self.labels: tuple[tuple[str, str], ...] = ()
         self.worker = ""
         self.attempts = 0
         self.retries = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from router.core.admission import Admission, Granted, Ticket
 from router.core.retry import Ruling, Verdict, rule
-from router.core.want import Want
+from router.core.want import NO_NEEDS, Needs, Want
 from simulator.agenda import Agenda
 from simulator.controlplane import ModelControlPlane
 from simulator.network import Network, Stream
@@ -157,7 +157,8 @@ class ModelRouter:
         """A client's request."""
         self._requests[request.number] = request
         try:
-            want = Want(prompt_tokens=request.prompt_tokens)
+            needs = Needs(request.labels) if request.labels else NO_NEEDS
+            want = Want(prompt_tokens=request.prompt_tokens, needs=needs)
             request.ticket = self.admission.open(request.pool, self.agenda.now, want=want)
         except SpringtideError as error:
             self._end(request, error.reason)

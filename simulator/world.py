@@ -44,6 +44,7 @@ class Route:
 
     pool: str
     decode_pool: str = ""
+    labels: tuple[tuple[str, str], ...] = ()  # that its requests ask of a worker
 
 
 @dataclass(slots=True)
@@ -182,6 +183,7 @@ class World:
         request = Request(
             len(self.requests), self.now, arrival.prompt_tokens, arrival.output_tokens, route.pool, route.decode_pool
         )
+        request.labels = route.labels
         self.requests.append(request)
         live = [router for router in self.routers if router.up]
         if live:

@@ -200,7 +200,11 @@ class Admission:
         return True
 
     def _check_labels(self, ticket: Ticket, now: float) -> None:
-        """What no worker may take is refused, and wanted of the control plane until it may come back."""
+        """What no worker may take is refused, and wanted of the control plane until it may come back. With the routing
+        policy `capabilities` it waits: such a pool starts workers for what requests ask for."""
+        pool = self.fleet.table.pools.get(ticket.pool)
+        if pool is not None and pool.routing.name == "capabilities":
+            return
         try:
             check_labels(ticket, self.fleet.of(ticket.pool))
         except Unavailable as error:

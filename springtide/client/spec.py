@@ -17,6 +17,7 @@ from springtide.v1.types_pb2 import PoolSpec
 
 M = TypeVar("M", bound=Message)
 
+_PIPELINES = ("pipeline_parallelism", "pipeline_parallel_size")
 _WHOLE = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT32)
 _NUMBER = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
@@ -24,6 +25,8 @@ _NUMBER = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 def pool_spec(plain: Mapping[str, Any], prefix: str = "") -> PoolSpec:
     """A pool's spec; `policy` and `routing` may be a name alone. Raises InvalidArgument; absent keys take defaults."""
     values = dict(plain)
+    for key in _PIPELINES:
+        _check_pipelines(values.pop(key, 1), prefix + key)
     for key in ("policy", "routing"):
         if isinstance(values.get(key), str):
             values[key] = {"name": values[key]}
@@ -31,6 +34,18 @@ def pool_spec(plain: Mapping[str, Any], prefix: str = "") -> PoolSpec:
         if not values.get(key):
             raise InvalidArgument(field=prefix + key, value=None, problem="is required", remedy=f"Set {prefix + key}.")
     return from_plain(PoolSpec, values, prefix)
+
+
+def _check_pipelines(value: Any, dotted: str) -> None:
+    """One is what every pool has; the simulator alone has more."""
+    if value != 1 or isinstance(value, bool):
+        raise InvalidArgument(
+            field=dotted,
+            value=value,
+            problem="is not 1: a worker is one engine on the GPUs of one node, which no pipeline splits",
+            remedy="Leave it out, and set tensor_parallel_size to the GPUs of one worker; only the simulator has more.",
+            reason="PIPELINE_PARALLELISM",
+        )
 
 
 def from_plain(cls: type[M], plain: Mapping[str, Any], prefix: str = "") -> M:

@@ -16,6 +16,7 @@ from simulator.seed_config import (
     read_config,
     scenario_of,
 )
+from springtide.client.spec import pool_spec
 from springtide.errors import FailedPrecondition, InvalidArgument, SpringtideError
 
 CONFIG = SeedConfig(
@@ -294,3 +295,9 @@ def test_pipeline_parallelism_is_simulated() -> None:
         }
     )
     assert [pool.tensor_parallel_size for pool in scenario_of(config).pools] == [4]
+    live = {"name": "chat", "engine": "vllm"}
+    assert pool_spec({**live, "pipeline_parallelism": 1}) == pool_spec(live)
+    for key in ("pipeline_parallelism", "pipeline_parallel_size"):
+        with pytest.raises(InvalidArgument, match="is not 1: a worker is one engine on the GPUs of one node") as caught:
+            pool_spec({**live, key: 2}, "pools[0].")
+        assert (caught.value.field, caught.value.reason) == (f"pools[0].{key}", "PIPELINE_PARALLELISM")

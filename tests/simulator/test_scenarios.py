@@ -47,6 +47,37 @@ def test_mixed_cpu_and_gpu_scenario() -> None:
     assert _active(world, "cpu") == 0
 
 
+def test_mixed_scenario_in_one_pool() -> None:
+    """SM9, PL6, PL11, seed 2's example scenario: 100 requests that need nothing and 50 that ask for gpu=1, of one
+    model. What needs nothing is served by plain nodes; the GPU workers start for the others and go first."""
+    world = World()
+    for number in range(2):
+        world.add_node(f"cpu-{number + 1}", NodeModel(gpus=10, labels={"kind": "cpu"}, start_s=3.0))
+        world.add_node(f"gpu-{number + 1}", NodeModel(gpus=4, labels={"gpu": "1"}, start_s=6.0))
+    world.start()
+    policy = PolicySpec("allocate=capability; scaling=capability")
+    bounds = {"min_workers": 0, "max_workers": 32, "max_in_flight": 8, "drain_timeout_s": 120.0}
+    world.apply_pool(PoolSpec("demo", "sim", policy=policy, **bounds))  # type: ignore[arg-type]
+    world.run(0.0)
+    routes = {"cpu": Route("demo"), "gpu": Route("demo", labels=(("gpu", "1"),))}
+    gpu = [world.submit(Arrival(0.0, 100, 400, "gpu"), routes) for _ in range(50)]
+    cpu = [world.submit(Arrival(0.0, 100, 4000, "cpu"), routes) for _ in range(100)]
+    gpu_gone_while_cpu_works = False
+    most = {"cpu": 0, "gpu": 0}
+    for _ in range(900):
+        world.run(1.0)
+        there = [w.intent.node_id[:3] for w in world.store.records.workers.values() if w.state is State.ACTIVE]
+        most = {kind: max(count, there.count(kind)) for kind, count in most.items()}
+        gpu_gone_while_cpu_works |= most["gpu"] > 0 and "gpu" not in there and "cpu" in there
+        if world.ended_total == 150 and not there:
+            break
+    assert {request.error for request in cpu + gpu} == {""}
+    assert most == {"cpu": 20, "gpu": 8}
+    assert {world.store.records.workers[request.worker].intent.node_id[:3] for request in gpu} == {"gpu"}
+    assert gpu_gone_while_cpu_works
+    assert not there
+
+
 def _growing_pool(world: World) -> None:
     settings = {"workers": 8}
     world.apply_pool(PoolSpec("demo", "sim", min_workers=0, max_workers=8, policy=PolicySpec("static", settings)))

@@ -10,6 +10,7 @@ from router.core.asked import Asked
 from router.core.retry import Blame, Ruling, Verdict
 from router.core.want import Needs, Want
 from springtide.errors import Unavailable
+from springtide.model.pool import RoutingSpec
 from springtide.model.routing import MOST_NEEDS, NeedReport, RoutedPool, RoutedWorker, RoutingDelta, RoutingTable
 
 POOL = RoutedPool("p", "m", max_waiting=100, waiting_timeout_s=10.0, max_workers=4)
@@ -76,6 +77,17 @@ def test_labels_that_no_worker_has_are_asked_for() -> None:
     made.fleet.delta(RoutingDelta("s", 2, pools=(replace(POOL, starting=1),)), 6.0)
     assert ask(made, "c", 6.0).seat is None  # one is coming, which may have them: held
     assert told(made, 6.0) == {"c": (1, 0)}
+
+
+def test_a_pool_that_routes_by_capabilities_holds_them() -> None:
+    """PL6, seed 2 §2.07: a worker with the labels may be started there; the request waits for it."""
+    made = admission("a", pool=replace(POOL, routing=RoutingSpec("capabilities")))
+    ticket = ask(made, "c")
+    assert ticket.seat is None
+    assert told(made) == {"c": (1, 0)}
+    assert ask(made, "a").seat is None
+    [granted] = made.pump("p", 0.0)[0]
+    assert granted.ticket.want.needs.labels == (("zone", "a"),)
 
 
 def test_a_rejection_keeps_its_labels() -> None:
