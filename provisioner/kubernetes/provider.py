@@ -58,6 +58,8 @@ class KubernetesProvider:
         """A pod for each node that has none. Raises Refused, OutcomeUnknown."""
         if not order.group_id:
             raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        if order.capability_set not in ("", self._settings.name):
+            raise Refused("WORKER_GROUP_TOO_MUCH", f"There is no capability set {order.capability_set!r} here.")
         async with self._one:
             nodes = await self._listed()
             of_group = [node for node in nodes.values() if node.group_id == order.group_id]
