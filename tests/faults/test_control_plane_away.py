@@ -1,17 +1,25 @@
-"""A router that starts while the control plane is away: it routes by the table that it had, and shims keep that safe.
+"""A router that knows only what was: it routes by the table that it had, and shims keep that safe.
 
-F13 CP14 and DESIGN rule 8: real processes; old incarnations and gone workers in the table on disk; a damaged file.
+F4 F13 CP14 RT9 and DESIGN rule 8: real processes; a drain of which it never heard; old incarnations and gone workers in
+the table on disk; a damaged file.
 """
 
+import asyncio
 import json
 import os
 import signal
 
 import pytest
+import uvloop
 
 from router.last_table import decode
+from springtide.v1 import controlplane_pb2 as cp
+from springtide.v1 import types_pb2 as t
 from tests.faults.blows import FaultStack, get, wait_for
+from tests.system import load
+from tests.system.load import Result
 from tests.system.stack import Stack
+from tests.system.trace import Arrival
 
 
 def health(stack: Stack) -> dict[str, object]:
@@ -43,7 +51,7 @@ def test_a_router_that_starts_without_its_control_plane(stack: FaultStack) -> No
     wait_for("the router by its last table", lambda: get(stack.http_port, "/ready")[0] == 200)
     assert health(stack)["controlplane"] == "away"
     results = [stack.ask(number=number) for number in range(12)]
-    assert all(result.exact for result in results), results
+    assert all(result.exact for result in results), [r for r in results if not r.exact]
 
     stack.start("controlplane")
     wait_for("the control plane's own table", lambda: health(stack)["controlplane"] == "connected")
@@ -61,3 +69,42 @@ def test_a_router_that_starts_without_its_control_plane(stack: FaultStack) -> No
     stack.wait_routable("demo")
     assert stack.ask().exact
     wait_for("a whole file again", lambda: table.stat().st_size > len(whole) // 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_a_router_that_does_not_know_of_a_drain(stack: FaultStack) -> None:
+    """F4: its worker drains with a long stream, and the control plane dies before it can tell: the shim refuses, the
+    request goes elsewhere, and no client sees anything of it."""
+    stack.pool(workers=2, drain_timeout_s=60.0)
+    wait_for("both in the router's table", lambda: '"active":2' in json.dumps(health(stack), separators=(",", ":")))
+
+    async def drained() -> list[Result]:
+        asking = [
+            asyncio.ensure_future(load.ask(stack.http, "demo", Arrival(n, 0, 20, 1500), salt="old")) for n in range(4)
+        ]
+        await asyncio.to_thread(
+            wait_for, "load on both", lambda: all(w.in_flight > 0 for w in stack.workers("ACTIVE")), 20
+        )
+        await asyncio.to_thread(drain_unheard, stack)
+        for round_ in range(5):
+            some = (load.ask(stack.http, "demo", Arrival(10 * round_ + n, 0, 20, 5), salt="new") for n in range(6))
+            asking += [asyncio.ensure_future(one) for one in some]
+            await asyncio.gather(*asking[4:])
+        assert health(stack)["controlplane"] == "away"
+        return await asyncio.gather(*asking)
+
+    results = uvloop.run(drained())
+    assert all(result.exact for result in results), next(r for r in results if not r.exact)
+    assert stack.counted("router", "springtide_router_retries_total") >= 1, "the drained worker was never asked"
+    stack.start("controlplane")
+    stack.check_whole(active=2)
+
+
+def drain_unheard(stack: FaultStack) -> None:
+    """A worker drains, and the router, which stands still meanwhile, will never hear of it."""
+    worker_id = stack.workers("ACTIVE")[0].worker_id
+    with stack.stopped(stack.pid("router")):
+        stack.operator.DrainWorker(cp.DrainWorkerRequest(worker_id=worker_id), timeout=10)
+        wait_for("a shim that refuses", lambda: stack.by_id()[worker_id].phase == t.WORKER_PHASE_FINISHING)
+        stack.kill("controlplane")

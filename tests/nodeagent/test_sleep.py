@@ -1,4 +1,4 @@
-"""A real agent, shim and engine: sleep, wake, weights, verbs, and what becomes of them when something dies."""
+"""A real agent, shim and engine: sleep, wake, weights, verbs, and what becomes of them when something dies (F42)."""
 
 import json
 import os
