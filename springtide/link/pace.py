@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 JOIN_S = 0.0005
 
 
+_SELECTABLE = 1024
+
+
+def _inbox() -> "select.epoll | None":
+    """For what comes over links: select() knows microseconds where poll() does not, but only low numbers of files.
+    None where that cannot be had: the loop never rests then."""
+    if not hasattr(select, "epoll"):
+        return None
+    inbox = select.epoll()
+    if inbox.fileno() < _SELECTABLE:
+        return inbox
+    inbox.close()
+    return None
+
+
 class Pace:
     """Of all links of one server, or of one router. `join_s` 0: never rests."""
 
@@ -30,8 +45,7 @@ class Pace:
         self._join_s = join_s
         self._dirty: list[Link] = []
         self._written_at = 0.0
-        # Of the links. An epoll of its own, since select() on many sockets cannot, and poll() counts milliseconds.
-        self._inbox = select.epoll() if join_s else None
+        self._inbox = _inbox() if join_s else None
 
     def listen(self, transport: asyncio.BaseTransport) -> None:
         """What comes on this connection ends a rest. Its end ends this, too."""
@@ -60,5 +74,5 @@ class Pace:
         dirty, self._dirty = self._dirty, []
         for link in dirty:
             link.flush()
-        if self._join_s:
+        if self._inbox is not None:
             self._written_at = time.monotonic()

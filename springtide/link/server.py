@@ -71,12 +71,11 @@ class ServerLink(Link):
 
 
 class LinkServer:
-    """Takes links for one relay."""
+    """Takes links for one relay. Made early in a process's life: see `pace._inbox`."""
 
     def __init__(self, server: RelayServer, join_s: float = JOIN_S) -> None:
         self._server = server
-        self._join_s = join_s
-        self._pace: Pace | None = None
+        self._pace = Pace(asyncio.get_running_loop(), join_s)
 
     def upgrade(self, connection: ClientConnection, request: Request) -> bool:
         """Takes over a connection whose request asks for it. False: it is an ordinary request."""
@@ -84,8 +83,6 @@ class LinkServer:
         if request.path != LINK_PATH or request.header(b"upgrade") != LINK_PROTOCOL or server.closing:
             return False
         transport = connection.transport
-        if self._pace is None:
-            self._pace = Pace(server.loop, self._join_s)
         link = ServerLink(server, connection.peer, self._pace)
         rest, connection.buffer = connection.buffer, b""
         server.connections.discard(connection)

@@ -1,13 +1,15 @@
 """The link end to end: what goes over it is what would go over a connection of its own."""
 
 import asyncio
+import logging
+import random
 
 import pytest
 
 from springtide.dataplane import Limits, OutcomeKind, Retry, Route, error_reply
 from springtide.link import Links
 from springtide.link import client as link_client
-from springtide.link.frames import LINK_PATH, WINDOW_BYTES
+from springtide.link.frames import DATA, GOAWAY, LINK_PATH, RESET, WINDOW_BYTES, frame
 from springtide.link.stream import Stream
 from tests.dataplane.fakes import (
     DONE,
@@ -395,6 +397,34 @@ async def test_limits_hold_on_a_stream() -> None:
             one.send(post(extra=b"x-long: %b\r\nconnection: close\r\n" % bytes(b"a" * 70_000)))
             assert (await one.rest()).startswith(b"HTTP/1.1 431")
         assert c.links.up(c.shim_address)
+
+
+async def test_a_hostile_peer_harms_only_its_own_link(caplog: pytest.LogCaptureFixture) -> None:
+    """RT10: frames and requests broken at random: the worst is the end of that link, and the shim serves on."""
+    rng = random.Random(11)
+    ask = f"GET {LINK_PATH} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: springtide-link/1\r\n\r\n".encode()
+    good = b"".join(frame(DATA, n, post()[:20]) + frame(DATA, n, post()[20:]) for n in range(1, 9)) + frame(RESET, 3)
+    async with upstream(says(stream_of(3))) as engine, chain(engine) as c:
+        told_why = 0
+        for _ in range(25):
+            data = bytearray(good)
+            for _ in range(rng.randint(0, 4)):
+                at = rng.randrange(len(data))
+                data[at : at + rng.choice((0, 1, 9))] = rng.randbytes(rng.choice((0, 1, 5)))
+            async with client(c.shim_address.port) as peer:
+                peer.send(ask + data)
+                assert (await peer.head()).startswith(b"HTTP/1.1 101")
+                peer.send(b"\xff" * 140_000)  # whatever frame is open, the next one is none
+                try:
+                    told_why += bytes([0, 0, 0, 0, GOAWAY]) in await peer.rest()
+                except ConnectionError:
+                    pass  # its own bytes came too late to be read
+        assert told_why > 4
+        await until(lambda: not c.shim.exchanges)
+        async with client(c.port) as one:
+            one.send(post())
+            assert (await ended(one)).endswith(DONE)
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
 async def test_a_worker_that_leaves_the_table() -> None:
