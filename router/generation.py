@@ -1,5 +1,6 @@
 """A GenerateRequest as an OpenAI request, and the engine's events as Tokens. Pure translation."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ def translate(request: pb.GenerateRequest, model: str) -> tuple[str, dict[str, A
     if request.return_token_ids:
         body["return_token_ids"] = True
     kind = request.WhichOneof("input")
+    if request.HasField("logprobs"):
+        body |= _logprobs(request.logprobs, chat=kind == "chat")
     if kind == "prompt":
         return "/v1/completions", {**body, "prompt": request.prompt}
     if kind == "token_ids":
@@ -74,6 +77,12 @@ def _sampling(sampling: pb.Sampling) -> dict[str, Any]:
     return found
 
 
+def _logprobs(count: int, chat: bool) -> dict[str, Any]:
+    if count < 0:
+        raise InvalidArgument(field="logprobs", value=count, problem="is below zero", remedy="Send 0 or more.")
+    return {"logprobs": True, "top_logprobs": count} if chat else {"logprobs": count}
+
+
 def _whole(value: Any) -> Any:
     """Struct numbers are floats; engines want whole ones where they are whole."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -98,8 +107,10 @@ class Progress:
 
     def read(self, data: bytes) -> pb.Tokens | None:
         """One event; None where it brings no text and no token. Raises ValueError for what is no such event."""
-        text, ids = self.tokens(orjson.loads(data))
-        return pb.Tokens(text=text, token_ids=ids) if text or ids else None
+        event = orjson.loads(data)
+        text, ids = self.tokens(event)
+        found = logprobs(event)
+        return pb.Tokens(text=text, token_ids=ids, logprobs=found) if text or ids or found else None
 
     def tokens(self, event: dict[str, Any]) -> tuple[str, list[int]]:
         """Text and token ids of one event. Raises AttributeError or TypeError for what is no such event."""
@@ -124,3 +135,28 @@ class Progress:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
         )
+
+
+def logprobs(event: dict[str, Any]) -> list[pb.TokenLogprob]:
+    """Log-probabilities in one event, in either of OpenAI's shapes. Raises as `Progress.tokens` does, and KeyError."""
+    found: list[pb.TokenLogprob] = []
+    for choice in event.get("choices") or ():
+        told = choice.get("logprobs")
+        if not told:
+            continue
+        if "content" in told:  # chats
+            found += (_token(item, item.get("top_logprobs") or ()) for item in told["content"] or ())
+            continue
+        tops = told.get("top_logprobs") or [None] * len(told["tokens"])
+        for token, logprob, top in zip(told["tokens"], told["token_logprobs"], tops, strict=True):
+            others = [{"token": name, "logprob": value} for name, value in (top or {}).items()]
+            found.append(_token({"token": token, "logprob": logprob}, others))
+    return found
+
+
+def _token(item: dict[str, Any], top: Iterable[dict[str, Any]]) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token=item["token"],
+        logprob=item.get("logprob"),
+        top=[pb.TokenLogprob(token=other["token"], logprob=other.get("logprob")) for other in top],
+    )

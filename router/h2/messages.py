@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import orjson
 
-from router.generation import Progress
+from router.generation import Progress, logprobs
 from router.h2.wire import SHORT, frame_message, tokens_message
 from springtide.dataplane import ShapeError, Shaper
 from springtide.dataplane.events import event_data, is_done_event, split_events
@@ -37,7 +37,7 @@ class Messages:
         """Framed messages for whole events. Raises ShapeError."""
         try:
             return (self._quick(events) if self.begun else b"") or self._parsed(events)
-        except (ValueError, AttributeError, TypeError) as wrong:
+        except (ValueError, AttributeError, TypeError, KeyError) as wrong:
             raise ShapeError(f"the engine sent an event that is none: {wrong}") from None
 
     def _quick(self, events: bytes) -> bytes:
@@ -59,6 +59,7 @@ class Messages:
                 or b'"finish_reason":null' not in event
                 or b'"token_ids":[' in event
                 or b'"usage":{' in event
+                or b'"logprobs":{' in event
                 or b"\n" in event
                 or event.find(mark, end) > 0
             ):
@@ -78,11 +79,17 @@ class Messages:
                     out.append(self._begin())
                 out.append(frame_message(pb.GenerateResponse(finished=progress.finished()).SerializeToString()))
                 break
-            text, ids = progress.tokens(orjson.loads(data))
-            if text or ids:
+            event = orjson.loads(data)
+            text, ids = progress.tokens(event)
+            probable = logprobs(event) if b'"logprobs":' in data else None
+            if text or ids or probable:
                 if not self.begun:
                     out.append(self._begin())
-                out.append(tokens_message(text, ids))
+                if probable:
+                    tokens = pb.Tokens(text=text, token_ids=ids, logprobs=probable)
+                    out.append(frame_message(pb.GenerateResponse(tokens=tokens).SerializeToString()))
+                else:
+                    out.append(tokens_message(text, ids))
         return out[0] if len(out) == 1 else b"".join(out)
 
     def _begin(self) -> bytes:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1espringtide/v1/generation.proto\x12\rspringtide.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xff\x01\n\x0fGenerateRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.springtide.v1.ChatInputH\x00\x12,\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x17.springtide.v1.TokenIdsH\x00\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.springtide.v1.Sampling\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\x42\x07\n\x05input\"9\n\tChatInput\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xf4\x01\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12&\n\x05\x65xtra\x18\x07 \x01(\x0b\x32\x17.google.protobuf.StructB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_ignore_eos\"\x9c\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.springtide.v1.StartedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.springtide.v1.TokensH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.springtide.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x81\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\x05\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\x12\x16\n\x0eweight_version\x18\x06 \x01(\t\")\n\x06Tokens\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\"\x85\x01\n\x08\x46inished\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x1a\n\rprompt_tokens\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11\x63ompletion_tokens\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x10\n\x0e_prompt_tokensB\x14\n\x12_completion_tokens\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.springtide.v1.Model\"K\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x63tive_workers\x18\x04 \x01(\x05\x32\xb5\x01\n\x11GenerationService\x12M\n\x08Generate\x12\x1e.springtide.v1.GenerateRequest\x1a\x1f.springtide.v1.GenerateResponse0\x01\x12Q\n\nListModels\x12 .springtide.v1.ListModelsRequest\x1a!.springtide.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1espringtide/v1/generation.proto\x12\rspringtide.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xa3\x02\n\x0fGenerateRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.springtide.v1.ChatInputH\x00\x12,\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x17.springtide.v1.TokenIdsH\x00\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.springtide.v1.Sampling\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\x12\x15\n\x08logprobs\x18\x14 \x01(\x05H\x01\x88\x01\x01\x42\x07\n\x05inputB\x0b\n\t_logprobs\"9\n\tChatInput\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xf4\x01\n\x08Sampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x17\n\nignore_eos\x18\x06 \x01(\x08H\x04\x88\x01\x01\x12&\n\x05\x65xtra\x18\x07 \x01(\x0b\x32\x17.google.protobuf.StructB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_ignore_eos\"\x9c\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.springtide.v1.StartedH\x00\x12\'\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.springtide.v1.TokensH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.springtide.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x81\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\x05\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\x12\x16\n\x0eweight_version\x18\x06 \x01(\t\"X\n\x06Tokens\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12-\n\x08logprobs\x18\x14 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprob\"i\n\x0cTokenLogprob\x12\r\n\x05token\x18\x01 \x01(\t\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12(\n\x03top\x18\x03 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprobB\n\n\x08_logprob\"\x85\x01\n\x08\x46inished\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x1a\n\rprompt_tokens\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11\x63ompletion_tokens\x18\x03 \x01(\x03H\x01\x88\x01\x01\x42\x10\n\x0e_prompt_tokensB\x14\n\x12_completion_tokens\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.springtide.v1.Model\"K\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x16\n\x0e\x61\x63tive_workers\x18\x04 \x01(\x05\x32\xb5\x01\n\x11GenerationService\x12M\n\x08Generate\x12\x1e.springtide.v1.GenerateRequest\x1a\x1f.springtide.v1.GenerateResponse0\x01\x12Q\n\nListModels\x12 .springtide.v1.ListModelsRequest\x1a!.springtide.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,29 +33,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'springtide.v1.generation_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=80
-  _globals['_GENERATEREQUEST']._serialized_end=335
-  _globals['_CHATINPUT']._serialized_start=337
-  _globals['_CHATINPUT']._serialized_end=394
-  _globals['_CHATMESSAGE']._serialized_start=396
-  _globals['_CHATMESSAGE']._serialized_end=440
-  _globals['_TOKENIDS']._serialized_start=442
-  _globals['_TOKENIDS']._serialized_end=465
-  _globals['_SAMPLING']._serialized_start=468
-  _globals['_SAMPLING']._serialized_end=712
-  _globals['_GENERATERESPONSE']._serialized_start=715
-  _globals['_GENERATERESPONSE']._serialized_end=871
-  _globals['_STARTED']._serialized_start=874
-  _globals['_STARTED']._serialized_end=1003
-  _globals['_TOKENS']._serialized_start=1005
-  _globals['_TOKENS']._serialized_end=1046
-  _globals['_FINISHED']._serialized_start=1049
-  _globals['_FINISHED']._serialized_end=1182
-  _globals['_LISTMODELSREQUEST']._serialized_start=1184
-  _globals['_LISTMODELSREQUEST']._serialized_end=1203
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1205
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1263
-  _globals['_MODEL']._serialized_start=1265
-  _globals['_MODEL']._serialized_end=1340
-  _globals['_GENERATIONSERVICE']._serialized_start=1343
-  _globals['_GENERATIONSERVICE']._serialized_end=1524
+  _globals['_GENERATEREQUEST']._serialized_end=371
+  _globals['_CHATINPUT']._serialized_start=373
+  _globals['_CHATINPUT']._serialized_end=430
+  _globals['_CHATMESSAGE']._serialized_start=432
+  _globals['_CHATMESSAGE']._serialized_end=476
+  _globals['_TOKENIDS']._serialized_start=478
+  _globals['_TOKENIDS']._serialized_end=501
+  _globals['_SAMPLING']._serialized_start=504
+  _globals['_SAMPLING']._serialized_end=748
+  _globals['_GENERATERESPONSE']._serialized_start=751
+  _globals['_GENERATERESPONSE']._serialized_end=907
+  _globals['_STARTED']._serialized_start=910
+  _globals['_STARTED']._serialized_end=1039
+  _globals['_TOKENS']._serialized_start=1041
+  _globals['_TOKENS']._serialized_end=1129
+  _globals['_TOKENLOGPROB']._serialized_start=1131
+  _globals['_TOKENLOGPROB']._serialized_end=1236
+  _globals['_FINISHED']._serialized_start=1239
+  _globals['_FINISHED']._serialized_end=1372
+  _globals['_LISTMODELSREQUEST']._serialized_start=1374
+  _globals['_LISTMODELSREQUEST']._serialized_end=1393
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1395
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1453
+  _globals['_MODEL']._serialized_start=1455
+  _globals['_MODEL']._serialized_end=1530
+  _globals['_GENERATIONSERVICE']._serialized_start=1533
+  _globals['_GENERATIONSERVICE']._serialized_end=1714
 # @@protoc_insertion_point(module_scope)
