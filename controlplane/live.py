@@ -424,4 +424,5 @@ def _facts(report: WorkerReport) -> tuple[object, ...]:
         report.reoccupied_bytes,
         report.verbs_known,
         report.start_phases_s,
+        report.confinement,
     )

@@ -1,11 +1,12 @@
 """Stands between a shim and its engine so that nothing of an engine outlives it. Standard library only; a few MiB.
 
 Run as `python -I -S guard.py ORDER_FD REPORT_FD` in a session of its own. The order pipe brings one JSON line
-`{"argv", "env", "cwd"}`, then `T SECONDS` (SIGTERM to the engine's first process, SIGKILL to all after SECONDS) or `K`
-(SIGKILL to all now). Its end means that the shim is gone: everything is killed. The report pipe answers in JSON lines:
-`{"event": "started", "pid"}` or `{"event": "refused", "message"}`, then `{"event": "ended", "code", "signal"}` once no
-process of the engine is left. The guard is the child subreaper of all that the engine starts, so a descendant cannot
-leave by forking twice or by opening a session of its own.
+`{"argv", "env", "cwd", "cgroup"}`, then `T SECONDS` (SIGTERM to the engine's first process, SIGKILL to all after
+SECONDS) or `K` (SIGKILL to all now). Its end means that the shim is gone: everything is killed. The report pipe
+answers in JSON lines: `{"event": "started", "pid"}` or `{"event": "refused", "message"}`, then `{"event": "ended",
+"code", "signal"}` once no process of the engine is left. The guard is the child subreaper of all that the engine
+starts, so a descendant cannot leave by forking twice or by opening a session of its own. Where `cgroup` names a control
+group (version 2), the engine is in it from its first instruction, and the group is killed first.
 """
 
 import ctypes
@@ -76,6 +77,7 @@ class Guard:
         self._engine = 0
         self._status: int | None = None
         self._kill_at: float | None = None
+        self._cgroup = ""
 
     def run(self) -> int:
         """Returns the guard's exit code."""
@@ -90,8 +92,10 @@ class Guard:
         launch = self._read_launch()
         if launch is None:
             return 0
+        self._cgroup = str(launch.get("cgroup") or "")
         failure = self._spawn(launch)
         if failure:
+            self._remove_cgroup()
             self._report({"event": "refused", "message": failure})
             return 1
         self._report({"event": "started", "pid": self._engine})
@@ -124,6 +128,8 @@ class Guard:
                 signal.set_wakeup_fd(-1)
                 for number in (*_IGNORED, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_DFL)
+                if self._cgroup:
+                    self._write_cgroup("cgroup.procs", b"0")
                 os.chdir(str(launch["cwd"]))
                 os.execvpe(argv[0], argv, env)
             except BaseException as error:  # noqa: BLE001 - the child must end here whatever happens
@@ -188,11 +194,32 @@ class Guard:
     def _kill_all(self) -> None:
         """Again and again until no child is left: without children a subreaper has no descendants."""
         pause_s = _KILL_PAUSE_S
+        if self._cgroup:
+            self._write_cgroup("cgroup.kill", b"1")
         kill_below(os.getpid())
         while self._reap():
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _KILL_PAUSE_MAX_S)
             kill_below(os.getpid())
+        self._remove_cgroup()
+
+    def _write_cgroup(self, name: str, value: bytes) -> None:
+        """What cannot be written is left out: the walk over all descendants follows anyway."""
+        try:
+            fd = os.open(f"{self._cgroup}/{name}", os.O_WRONLY)
+            try:
+                os.write(fd, value)
+            finally:
+                os.close(fd)
+        except OSError:
+            pass
+
+    def _remove_cgroup(self) -> None:
+        if self._cgroup:
+            try:
+                os.rmdir(self._cgroup)  # noqa: PTH106
+            except OSError:
+                pass
 
     def _report(self, event: dict[str, object]) -> None:
         try:

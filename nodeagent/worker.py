@@ -218,6 +218,7 @@ class Worker:
             traceparent=entry.traceparent,
             engine_idle=life.engine_idle if life is not None else False,
             start_phases_s=entry.start_phases,
+            confinement=status.confinement if status is not None else "",
             slot_wait_s=life.slot_wait_s if life is not None else 0.0,
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent import guard
+from nodeagent.shim import cgroup
 from springtide.v1 import shim_pb2
 
 log = logging.getLogger(__name__)
@@ -23,16 +24,23 @@ class EngineProcess:
     """Starts the engine under its guard. `on_end(code, signal)` is called once, when no process of it is left."""
 
     def __init__(
-        self, launch: shim_pb2.ShimLaunch, folder: Path, on_end: Callable[[int | None, int | None], None]
+        self,
+        launch: shim_pb2.ShimLaunch,
+        folder: Path,
+        on_end: Callable[[int | None, int | None], None],
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self._launch = launch
         self._folder = folder
         self._on_end = on_end
+        self._on_start = on_start
         self._buffer = b""
         self._ended = False
         self._order_fd = -1
         self._report_fd = -1
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cgroup: Path | None = None
+        self.confinement = "guard"
         self.guard_pid = 0
         self.engine_pid = 0
 
@@ -58,7 +66,13 @@ class EngineProcess:
         self.guard_pid = process.pid
         process.returncode = 0  # reaped below, not by Popen
         asyncio.get_running_loop().add_reader(self._report_fd, self._readable)
-        launch = {"argv": list(self._launch.argv), "env": dict(self._launch.env), "cwd": str(self._folder)}
+        self._cgroup = cgroup.create(f"{self._launch.marker[:12]}-{self._launch.worker_id}", self._launch.incarnation)
+        launch = {
+            "argv": list(self._launch.argv),
+            "env": dict(self._launch.env),
+            "cwd": str(self._folder),
+            "cgroup": str(self._cgroup or ""),
+        }
         self._order(json.dumps(launch).encode() + b"\n")
 
     def stop(self, grace_s: float) -> None:
@@ -105,7 +119,10 @@ class EngineProcess:
         match event:
             case {"event": "started", "pid": int(pid)}:
                 self.engine_pid = pid
-                log.info("engine started as process %d under guard %d", pid, self.guard_pid)
+                if self._cgroup is not None and cgroup.holds(self._cgroup, pid):
+                    self.confinement = "cgroup"
+                log.info("engine started as process %d under guard %d (%s)", pid, self.guard_pid, self.confinement)
+                self._on_start()
             case {"event": "refused", "message": str(message)}:
                 with open(self._launch.engine_log_path, "a") as engine_log:
                     engine_log.write(f"cannot start the engine: {message}\n")
@@ -123,11 +140,15 @@ class EngineProcess:
     async def _finish(self, code: int | None, number: int | None) -> None:
         """Reaps the guard, and kills whatever it left behind if it was killed itself."""
         pause_s = 0.005
+        if self._cgroup is not None:
+            cgroup.kill(self._cgroup)  # of a guard that was killed itself; else nothing is left in it
         while self._reap():
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.2)
             # A guard that has reported leaves by itself; one that was killed leaves its children to this process.
             guard.kill_below(os.getpid(), spare=self.guard_pid if pause_s < 0.2 else 0)
+        if self._cgroup is not None:
+            cgroup.remove(self._cgroup)
         os.close(self._order_fd)
         self._on_end(code, number)
 

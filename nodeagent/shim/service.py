@@ -66,7 +66,7 @@ class Shim:
             shim_pid=os.getpid(),
             idle_since=loop.time(),
         )
-        self._engine = EngineProcess(launch, folder, self._engine_ended)
+        self._engine = EngineProcess(launch, folder, self._engine_ended, self._engine_started)
         self._data = RelayServer(Front(self.state))
         self._data.upgrades = LinkServer(self._data).upgrade
         self.state.running = self._running
@@ -116,6 +116,10 @@ class Shim:
 
     def _abort(self) -> int:
         return self._data.abort("counted", "the worker is drained and its deadline has passed", "worker_drained")
+
+    def _engine_started(self) -> None:
+        self.state.confinement = self._engine.confinement
+        self.state.changed()
 
     def _engine_ended(self, code: int | None, number: int | None) -> None:
         log.info("engine ended: code %s, signal %s", code, number)

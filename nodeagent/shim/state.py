@@ -29,6 +29,7 @@ class ShimState:
     port: int = 0
     shim_pid: int = 0
     guard_pid: int = 0
+    confinement: str = ""
     exit_code: int | None = None
     exit_signal: int | None = None
     stop_requested: bool = False
@@ -85,6 +86,7 @@ class ShimState:
             port=self.port,
             shim_pid=self.shim_pid,
             guard_pid=self.guard_pid,
+            confinement=self.confinement,
             stop_requested=self.stop_requested,
             refused_total=self.refused_total,
             aborted_total=self.aborted_total,

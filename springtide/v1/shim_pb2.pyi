@@ -99,6 +99,7 @@ class ShimStatus(_message.Message):
     IDLE_S_FIELD_NUMBER: _builtins.int
     RELAYED_BYTES_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
+    CONFINEMENT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with every change of admission or process; in-flight alone does not change it."""
     worker_id: _builtins.str
@@ -133,6 +134,8 @@ class ShimStatus(_message.Message):
     """Of answers, running ones included. A change of it is progress; it may shrink."""
     streams: _builtins.int
     """Requests in flight whose event stream has begun."""
+    confinement: _builtins.str
+    """What ends all of the engine's processes: "cgroup" or "guard". Empty: it has not started yet."""
     def __init__(
         self,
         *,
@@ -158,10 +161,11 @@ class ShimStatus(_message.Message):
         idle_s: _builtins.float = ...,
         relayed_bytes: _builtins.int = ...,
         streams: _builtins.int = ...,
+        confinement: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_exit_signal", b"_exit_signal", "exit_code", b"exit_code", "exit_signal", b"exit_signal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_exit_signal", b"_exit_signal", "aborted_total", b"aborted_total", "admission", b"admission", "client_gone_total", b"client_gone_total", "engine_endpoint", b"engine_endpoint", "exit_code", b"exit_code", "exit_signal", b"exit_signal", "generation", b"generation", "guard_pid", b"guard_pid", "idle_s", b"idle_s", "in_flight", b"in_flight", "incarnation", b"incarnation", "max_in_flight", b"max_in_flight", "port", b"port", "process", b"process", "refused_total", b"refused_total", "relayed_bytes", b"relayed_bytes", "shim_pid", b"shim_pid", "stop_requested", b"stop_requested", "streams", b"streams", "total_served", b"total_served", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_exit_signal", b"_exit_signal", "aborted_total", b"aborted_total", "admission", b"admission", "client_gone_total", b"client_gone_total", "confinement", b"confinement", "engine_endpoint", b"engine_endpoint", "exit_code", b"exit_code", "exit_signal", b"exit_signal", "generation", b"generation", "guard_pid", b"guard_pid", "idle_s", b"idle_s", "in_flight", b"in_flight", "incarnation", b"incarnation", "max_in_flight", b"max_in_flight", "port", b"port", "process", b"process", "refused_total", b"refused_total", "relayed_bytes", b"relayed_bytes", "shim_pid", b"shim_pid", "stop_requested", b"stop_requested", "streams", b"streams", "total_served", b"total_served", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
