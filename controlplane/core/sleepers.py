@@ -2,12 +2,13 @@
 
 from controlplane.core.draft import Draft
 from controlplane.core.drains import RELEASE_SLACK_S, drain, drain_timeout_s
+from controlplane.core.lease import lose
 from controlplane.core.placement import CannotPlace
 from controlplane.core.signals import is_leaving
 from controlplane.core.sleeping import is_spare, sharers, spares_of
 from controlplane.core.starts import cancel, is_due, is_failing, start, trace_for_next
 from controlplane.core.worker import Cause, can
-from springtide.model.enums import ScaleDown, State
+from springtide.model.enums import NodeState, ScaleDown, State
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
 
@@ -66,8 +67,15 @@ def tend_sleepers(draft: Draft) -> None:
 
 
 def _tend(draft: Draft, worker: Worker) -> None:
-    pool = draft.pools.get(worker.pool)
-    if pool is None or pool.intent.deleting:
+    pool, node = draft.pools.get(worker.pool), draft.nodes.get(worker.intent.node_id)
+    goes = pool is None or pool.intent.deleting
+    if node is None or node.state is NodeState.LOST:
+        forgotten_at = (node.state_since if node is not None else 0.0) + draft.timing.inactive_retention_s
+        if goes or draft.now >= forgotten_at:
+            lose(draft, worker, "LEASE_EXPIRED", f"it slept on {worker.intent.node_id}")  # nobody there to stop it
+        else:
+            draft.wake(forgotten_at)
+    elif pool is None or goes:
         retire(draft, worker, "DELETING", "its pool goes")
     elif is_leaving(worker, draft.nodes):
         retire(draft, worker, "NODE_STOPPING", f"{worker.intent.node_id} stops")

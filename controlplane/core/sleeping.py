@@ -9,6 +9,7 @@ then it neither wakes nor gives its slice away before they are claimed back.
 from collections.abc import Iterable, Mapping
 
 from controlplane.core.draft import Draft
+from controlplane.core.signals import is_leaving
 from controlplane.core.snapshot import NodeLive
 from controlplane.core.worker import id_order
 from springtide.model.enums import NodeState, Phase, ReportedPhase, ScaleDown, State
@@ -74,7 +75,8 @@ def wakeable(draft: Draft, pool: Pool) -> list[Worker]:
 
 def _is_reachable(draft: Draft, worker: Worker) -> bool:
     node, live = draft.nodes.get(worker.intent.node_id), draft.live(worker.intent.node_id)
-    up = node is not None and node.state is NodeState.UP and not node.spec.cordoned
+    stays = not is_leaving(worker, draft.nodes)
+    up = stays and node is not None and node.state is NodeState.UP and not node.spec.cordoned
     return up and live is not None and live.connected and live.reported
 
 

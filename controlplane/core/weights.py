@@ -64,9 +64,10 @@ def _wanted(pool: Pool) -> dict[str, str]:
 def _next(draft: Draft, pool: Pool) -> list[Worker]:
     """Those whose turn it is, the least loaded first."""
     active = [worker for worker in draft.workers_of(pool.name) if worker.state is State.ACTIVE]
-    behind = [w for w in active if w.routable and w.intent.condition is Condition.HEALTHY and is_behind(w, pool)]
+    behind = [worker for worker in active if worker.routable and is_behind(worker, pool)]
     if pool.intent.weight_barrier:
         return behind
+    behind = [worker for worker in behind if worker.intent.condition is Condition.HEALTHY]
     updating = sum(1 for worker in active if is_updating(worker))
     routable = sum(1 for worker in active if worker.routable)
     alone = routable == 1 and not updating  # nobody else will serve soon: requests wait for it

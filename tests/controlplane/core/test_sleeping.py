@@ -218,6 +218,20 @@ def test_a_silent_node_does_not_lose_its_sleepers() -> None:
     assert place(world) == (State.ACTIVE, None)
 
 
+def test_a_pool_goes_although_its_sleepers_node_is_lost() -> None:
+    """Nobody can stop it there; when the node comes back, an engine without a record is stopped."""
+    world = world_of(1)
+    scale(world, 0)
+    world.nodes["n1"].reachable = False
+    world.turn(seconds=5.0, times=8)
+    world.apply(orders.delete_pool(world.snapshot(), "demo", world.now))
+    world.turn(times=3)
+    assert not world.pools
+    world.nodes["n1"].reachable = True
+    world.turn(times=4)
+    assert world.engine_phase("demo-1") is ReportedPhase.STOPPED
+
+
 def test_operators_put_to_sleep_and_wake() -> None:
     """NA8: repeated calls are no-ops; the loop does not wake what an operator put to sleep."""
     world = world_of(2, scale_down=ScaleDown.STOP)
