@@ -276,15 +276,18 @@ class AsyncSpringtide:
         request_id: str = "",
         session_id: str = "",
         return_token_ids: bool = False,
+        logprobs: int | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[Event]:
         """One generation: Started, Tokens ..., Finished. Give one of `prompt`, `chat` (text, or role/content messages)
-        and `token_ids`. Leaving the iteration aborts the generation at the engine."""
+        and `token_ids`. `logprobs`: of each token, and of so many likeliest ones in its place. Leaving the iteration
+        aborts the generation at the engine."""
         request = gen.GenerateRequest(
             pool=pool,
             request_id=request_id,
             session_id=session_id,
             return_token_ids=return_token_ids,
+            logprobs=logprobs,
             sampling=gen.Sampling(
                 max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop, ignore_eos=ignore_eos
             ),
