@@ -6,6 +6,7 @@ from controlplane.core.routing import routing_table
 from controlplane.core.snapshot import Plan
 from controlplane.store.store import Records
 from simulator.node import ModelNode
+from simulator.provisioner import ModelProvisioner
 from simulator.requests import Request
 from simulator.router import ModelRouter
 from simulator.shim import DRAINING
@@ -66,9 +67,14 @@ class Checkers:
         world.watchers.ended = self._request_ended
         for router in world.routers:
             router.dispatched = self._dispatched
+        self.provisioners: list[ModelProvisioner] = []
         for node in world.nodes.values():
-            node.spawned = self._spawned
-            node.awake = self._alone
+            self.watch(node)
+
+    def watch(self, node: ModelNode) -> None:
+        """Of a node that comes later, too."""
+        node.spawned = self._spawned
+        node.awake = self._alone
 
     def note(self, text: str) -> None:
         self.transcript.append(f"{self.world.now - self.world.model.start_at_s:8.3f} {text}")
@@ -209,7 +215,8 @@ class Checkers:
                 return text
         if world.ended_total < len(world.requests):
             return f"{len(world.requests) - world.ended_total} requests have not ended"
-        return self._engine_unrest() or self._table_unrest()
+        given = next((text for text in (p.unrest() for p in self.provisioners) if text), "")
+        return given or self._engine_unrest() or self._table_unrest()
 
     def _pool_unrest(self, records: Records, name: str) -> str:
         pool = records.pools[name]

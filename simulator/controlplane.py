@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from controlplane.core.plan import only_samples, plan
-from controlplane.core.snapshot import Plan, Snapshot, Timing
+from controlplane.core.snapshot import NodeRules, Plan, Snapshot, Timing
 from controlplane.live import Live
 from controlplane.loops.hub import Hub
 from controlplane.store.store import Compare, Records, kind_and_key
@@ -60,6 +60,7 @@ class ModelControlPlane:
         self.network = network
         self.store = store
         self.timing = timing
+        self.rules = NodeRules()
         self.skew_s = 0.0
         self.up = False
         self.life = 0
@@ -208,6 +209,7 @@ class ModelControlPlane:
             live=self.live.view(),
             timing=self.timing,
             grace_until=self.grace_until,
+            rules=self.rules,
         )
 
     def execute(self, order: Callable[[Snapshot, float], Plan]) -> Plan:

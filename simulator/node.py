@@ -75,6 +75,7 @@ class ModelNode:
         self.workers: dict[str, ModelWorker] = {}
         self.agent_up = False
         self.power = True
+        self.ended = False  # taken back by its provisioner: it never comes again
         self.skew_s = 0.0
         self.stopping = False
         self.stop_deadline_at: float | None = None
@@ -90,6 +91,8 @@ class ModelNode:
     # ------------------------------------------------------------ the agent's life
 
     def start_agent(self) -> None:
+        if self.ended:
+            return
         self.agent_up = True
         self.life += 1
         self._session = None

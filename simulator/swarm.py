@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from traceback import format_exception
 
-from controlplane.core.snapshot import Timing
+from controlplane.core.snapshot import NodeRules, Timing
 from nodeagent.engines.sim.batching import Timing as EngineTiming
 from simulator.checkers import Checkers, Violation
 from simulator.controlplane import Livelock
@@ -19,9 +19,11 @@ from simulator.load import Arrival
 from simulator.network import Conditions
 from simulator.node import NodeModel
 from simulator.performance import Constants
+from simulator.provisioner import ModelProvisioner
 from simulator.world import Route, World, WorldModel
 from springtide.model.enums import DrainAction, ScaleDown
 from springtide.model.pool import PolicySpec, PoolSpec
+from springtide.model.provisioning import CapabilitySet
 
 _START_AT_S = 1_000_000.0
 _REST_LIMIT_S = 180.0
@@ -90,6 +92,7 @@ class Swarm:
         self.world = self._build()
         self.checkers = Checkers(self.world)
         self.faults = Faults(self.world, self.rng, self.checkers.note, self.shape.intensity)
+        self.provisioners = self._provisioners()
         self.pools: list[PoolSpec] = self._pools()
         self.routes = self._routes()
 
@@ -125,6 +128,46 @@ class Swarm:
             )
             world.add_node(f"n{number + 1}", model)
         return world
+
+    def _provisioners(self) -> list[ModelProvisioner]:
+        """One world of three lacks nodes, which provisioners give and take back; drawn apart, so that the rest of a
+        world is as before."""
+        rng = random.Random(f"nodes {self.seed}")
+        if rng.random() >= 1 / 3:
+            return []
+        world = self.world
+        for node_id in sorted(world.nodes)[1:]:
+            if rng.random() < 0.7:
+                del world.nodes[node_id]
+        world.control.rules = NodeRules(
+            register_timeout_s=8.0,
+            idle_s=rng.choice((1.0, 5.0)),
+            lost_release_s=6.0,
+            rollover_lead_s=rng.choice((5.0, 15.0)),
+            backoff_s=0.5,
+            backoff_max_s=4.0,
+            gone_retention_s=rng.choice((5.0, 3600.0)),
+            base_on_demand=rng.choice((0, 1)),
+            dynamic_fallback=rng.random() < 0.5,
+        )
+        kinds = [
+            CapabilitySet("std", gpus_per_node=self.shape.gpus, max_nodes=rng.choice((2, 4))),
+            CapabilitySet("pair", gpus_per_node=self.shape.gpus, max_nodes=4, nodes_per_unit=2, cost_per_hour=2.0),
+            CapabilitySet("spot", gpus_per_node=self.shape.gpus, max_nodes=4, spot=True, cost_per_hour=1.0),
+        ]
+        rng.shuffle(kinds)
+        parts = (kinds[:2], kinds[2:])[: rng.choice((1, 2))]
+        found = [
+            ModelProvisioner(f"giver-{n + 1}", world, part, random.Random(rng.random()), self.checkers.watch)
+            for n, part in enumerate(parts)
+        ]
+        self.checkers.provisioners = found
+        return found
+
+    def _node_fault(self, rng: random.Random, end: float) -> None:
+        if self.world.now < end:
+            self.checkers.note(f"fault {rng.choice(self.provisioners).inject(rng)}")
+            self.world.agenda.after(rng.expovariate(1 / 4.0), self._node_fault, rng, end)
 
     def _pools(self) -> list[PoolSpec]:
         found = []
@@ -182,6 +225,10 @@ class Swarm:
         end = world.now + self.shape.safety_s
         world.agenda.after(rng.uniform(0.5, 6.0), self._fault, end)
         world.agenda.after(0.0, self._arrivals, end)
+        for provisioner in self.provisioners:
+            provisioner.start()
+        if self.provisioners:
+            world.agenda.after(2.0, self._node_fault, random.Random(f"node faults {self.seed}"), end)
         while world.now < end:
             world.run(0.5)
             self.checkers.look()
@@ -211,6 +258,8 @@ class Swarm:
         """Nothing fails any more: the world comes to rest, serves one request per pool, and comes to rest again."""
         world, checkers = self.world, self.checkers
         checkers.note("heal")
+        for provisioner in self.provisioners:
+            provisioner.heal()
         self.faults.heal()
         began, plans = world.now, world.control.plans_total
         self._come_to_rest()

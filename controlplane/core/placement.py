@@ -94,6 +94,8 @@ def place(
             holders.setdefault(worker.intent.node_id, []).append(worker)
     for node_id in sorted(nodes):
         node, held = nodes[node_id], holders.get(node_id, [])
+        if node.state is NodeState.GONE and node.provided is not None:
+            continue  # given back: it says nothing about what could be
         free = free_gpus(node, held, live.get(node_id), (lent or {}).get(node_id, frozenset()))
         reason = _refusal(spec, node, live.get(node_id), free, held, pools)
         if reason is not None:

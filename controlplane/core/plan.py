@@ -14,7 +14,7 @@ from controlplane.core.lease import tend_nodes
 from controlplane.core.nodes.acquire import keep_sets
 from controlplane.core.nodes.mix import restore_mix
 from controlplane.core.nodes.release import release_idle
-from controlplane.core.nodes.saga import follow_provisioners
+from controlplane.core.nodes.saga import end_lost_workers, follow_provisioners
 from controlplane.core.observe import observe_workers
 from controlplane.core.sleepers import tend_sleepers
 from controlplane.core.snapshot import Plan, Snapshot
@@ -30,6 +30,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     draft = Draft(snapshot, now)
     follow_provisioners(draft)
     tend_nodes(draft)
+    end_lost_workers(draft)
     observe_workers(draft)
     open_admissions(draft)
     check_deadlines(draft)

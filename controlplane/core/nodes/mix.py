@@ -16,7 +16,6 @@ from controlplane.core.nodes.saga import move
 from controlplane.core.nodes.slots import fits_gpus, fits_labels
 from controlplane.core.placement import free_gpus
 from springtide.model.enums import NodeState
-from springtide.model.node import Node
 from springtide.model.pool import Pool
 from springtide.model.worker import Worker
 
@@ -35,7 +34,9 @@ def restore_mix(draft: Draft) -> None:
 
 def _restore(draft: Draft, pool: Pool, offers: list[Offer]) -> None:
     steady = [worker for worker in staying(draft, pool) if not on_spot(draft, worker)]
-    excess = len(steady) - draft.snapshot.rules.base_on_demand
+    held = workers_by_node(draft.workers.values())
+    returnable = sum(1 for worker in steady if _can_go_back(draft, worker.intent.node_id, held, pool))
+    excess = min(returnable, len(steady) - draft.snapshot.rules.base_on_demand)
     if excess <= 0:
         return
     free = _free_on_spot(draft, pool)
@@ -49,7 +50,7 @@ def _restore(draft: Draft, pool: Pool, offers: list[Offer]) -> None:
     if missing > 0 and offer is not None and not draft.lacks_room(2 * offer.kind.nodes_per_unit + 12):
         request_unit(draft, offer, pool.name, f"{excess} workers of {pool.name} are on nodes that stand in for spot")
         coming_rooms(draft)[-1].used = True
-    _move_one(draft, pool, min(excess, free))
+    _move_one(draft, pool, min(excess, free), held)
 
 
 def _free_on_spot(draft: Draft, pool: Pool) -> int:
@@ -68,20 +69,28 @@ def _free_on_spot(draft: Draft, pool: Pool) -> int:
     return free
 
 
-def _move_one(draft: Draft, pool: Pool, room: int) -> None:
-    """One on-demand node at a time, the dearest whose workers are all of this pool and have room on spot."""
+def _move_one(draft: Draft, pool: Pool, room: int, held: dict[str, list[Worker]]) -> None:
+    """One on-demand node at a time, the dearest whose workers have room on spot."""
     if any(n.state is NodeState.RELEASING and n.reason == SPOT_IS_BACK for n in draft.nodes.values()):
         return
-    held = workers_by_node(draft.workers.values())
-    found = [node for node in draft.nodes.values() if _stands_in(node, held.get(node.node_id, []), pool, room)]
+    found = [
+        node
+        for node in draft.nodes.values()
+        if node.state is NodeState.UP
+        and 0 < len(held.get(node.node_id, ())) <= room
+        and _can_go_back(draft, node.node_id, held, pool)
+    ]
     if found:
         node = min(found, key=lambda n: (-n.provided.cost_per_hour if n.provided else 0.0, n.node_id))
         node = move(draft, node, NodeState.RELEASING, SPOT_IS_BACK)
         node_event(draft, node, "node_releasing", f"spot nodes take over its workers of {pool.name}")
 
 
-def _stands_in(node: Node, workers: list[Worker], pool: Pool, room: int) -> bool:
-    provided = node.provided
-    if node.state is not NodeState.UP or provided is None or provided.fixed or provided.spot:
+def _can_go_back(draft: Draft, node_id: str, held: dict[str, list[Worker]], pool: Pool) -> bool:
+    """An on-demand node that somebody takes back, with workers of this pool only: one that is used by others stays, and
+    one that nobody takes back costs nothing more while it is used."""
+    node = draft.nodes.get(node_id)
+    provided = node.provided if node is not None else None
+    if provided is None or provided.fixed or provided.spot:
         return False
-    return 0 < len(workers) <= room and all(worker.pool == pool.name for worker in workers)
+    return all(worker.pool == pool.name for worker in held.get(node_id, ()))

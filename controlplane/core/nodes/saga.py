@@ -18,12 +18,14 @@ from controlplane.core.nodes.facts import (
     workers_by_node,
 )
 from controlplane.core.snapshot import ProvisionerLive
-from springtide.model.enums import NodeState
+from controlplane.core.worker import Cause
+from springtide.model.enums import NodeState, Phase
 from springtide.model.node import Node, NodeObserved, Provision
 from springtide.model.provisioning import CapabilitySet, GroupStatus, ProvidedNode, ProvidedPhase
 from springtide.model.worker import Worker
 
 _MOVED_S = 2.0  # an end that moves by less has not moved
+_WAIT_FOR_NODE = frozenset({Phase.LOST, Phase.STOPPED, Phase.FAILED})
 _UNASKED = 24  # times the retention: then a node whose provisioner never came back is forgotten, too
 _ENDING = frozenset({ProvidedPhase.ENDING, ProvidedPhase.ENDED})
 _PREEMPTIONS = frozenset({"PREEMPTED", "SPOT_INTERRUPTED"})
@@ -58,6 +60,30 @@ def follow_provisioners(draft: Draft) -> None:
         if draft.full:
             return
         _follow_unit(draft, draft.nodes[node_id])
+
+
+def end_lost_workers(draft: Draft) -> None:
+    """A worker that is LOST, or was to stop, waits for its node's word. Of a node that was given back, and that its
+    provisioner has no more, none will come, and nothing is left of it."""
+    for worker in list(draft.workers.values()):
+        if worker.intent.phase not in _WAIT_FOR_NODE or not worker.intent.gpu_ids:
+            continue
+        if draft.full:
+            return
+        node = draft.nodes.get(worker.intent.node_id)
+        if node is not None and _is_no_more(draft, node):
+            message = f"its node {node.node_id} was given back"
+            lost = worker.intent.phase is Phase.LOST
+            ended = draft.step(worker, Cause.DISMISS, reason="NODE_GONE", message=message) if lost else worker
+            draft.worker_event(draft.step(ended, Cause.FREE), "worker_freed", "inactive", message=message)
+
+
+def _is_no_more(draft: Draft, node: Node) -> bool:
+    if node.provided is None or node.state is not NodeState.GONE or not node.provided.release:
+        return False
+    owner = owner_of(draft.snapshot.live, node.provided)
+    asked = owner is not None and owner.connected and not is_alive_there(owner.nodes.get(node.node_id))
+    return asked and not agent_is_here(draft, node.node_id)
 
 
 # ------------------------------------------------------------------ taking in
@@ -269,5 +295,6 @@ def _forget(draft: Draft, node: Node, owner: ProvisionerLive | None, found: Prov
             draft.delete(node)
     elif not is_alive_there(found):
         live = draft.live(node.node_id)
-        if live is None or not live.connected:
+        held = any(w.intent.node_id == node.node_id and w.intent.gpu_ids for w in draft.workers.values())
+        if not held and (live is None or not live.connected):
             draft.delete(node)
