@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 NEEDED="systemd-nspawn=systemd-container systemd-analyze=systemd dbus-daemon=dbus nsenter=util-linux pgrep=procps
   curl=curl node=nodejs npm=npm
   munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client
+  kubectl=kubernetes-client
   g++=g++ pkg-config=pkg-config protoc=protobuf-compiler grpc_cpp_plugin=protobuf-compiler-grpc"
 
 missing=()

@@ -4,8 +4,9 @@ Run with the Python of .venv-clouds: `fake_kubernetes.py PORT`. Bodies are check
 publishes (its OpenAPI document, strict: an unknown field is an error) and answered as an API server answers: 201, 404,
 409, 422, lists with label selectors and pages, deletion with a grace period, secrets that go with their owner.
 
-For tests: POST /test/pods/NAME {"phase"|"reason"|"message"|"conditions"|"startTime"}: the kubelet's word; GET /test/pods:
-all of them; POST /test/fail {"answers": [null, 503]}: the next answers, null as ever; POST /test/clear.
+For tests: POST /test/pods/NAME {"phase"|"reason"|"message"|"conditions"|"startTime"} is the kubelet's word; GET
+/test/pods and /test/secrets: all of them; POST /test/fail {"answers": [null, 503]}: the next answers, null as ever; POST
+/test/clear.
 """
 
 import itertools
