@@ -61,7 +61,17 @@ class NodeSetup:
         return all(gpu.simulated for gpu in self.gpus)
 
 
-def free_loopback_port() -> int:
-    """A TCP port that was free a moment ago, for engines that cannot listen on a unix socket."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+def reserve_loopback_port() -> socket.socket:
+    """A TCP port for an engine that cannot listen on a unix socket, held by a socket that is bound and never listens.
+
+    While it is open nobody is given this port by chance, neither as a listener nor for an outgoing connection. Servers
+    set SO_REUSEADDR, and so can listen on it all the same.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+    except OSError:
+        sock.close()
+        raise
+    return sock

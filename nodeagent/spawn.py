@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from nodeagent.core.fingerprint import fingerprint
 from nodeagent.engines import adapter as engines
 from nodeagent.engines.openai_engine import is_local_model
 from nodeagent.ledger import LedgerEntry, write_atomically
-from nodeagent.setup import NodeSetup, free_loopback_port
+from nodeagent.setup import NodeSetup, reserve_loopback_port
 from nodeagent.shim.launch import LAUNCH_FILE
 from springtide.errors import SpringtideError
 from springtide.model.desired import EngineLaunch
@@ -31,7 +32,9 @@ class LedgerWriteFailed(SpringtideError):
     default_reason = "LEDGER_WRITE_FAILED"
 
 
-def engine_launch(setup: NodeSetup, launch: EngineLaunch, uds_path: str, log_path: str) -> engines.EngineLaunch:
+def engine_launch(
+    setup: NodeSetup, launch: EngineLaunch, uds_path: str, log_path: str, port: int
+) -> engines.EngineLaunch:
     """The launch with what only the node knows."""
     return engines.EngineLaunch(
         engine=launch.engine,
@@ -45,7 +48,7 @@ def engine_launch(setup: NodeSetup, launch: EngineLaunch, uds_path: str, log_pat
         env=launch.engine_env,
         max_in_flight=launch.max_in_flight or None,
         uds_path=uds_path,
-        port=free_loopback_port(),
+        port=port,
         log_path=log_path,
         start_timeout_s=launch.start_timeout_s,
         stop_grace_s=launch.stop_grace_s,
@@ -58,11 +61,17 @@ def spawn(setup: NodeSetup, entry: LedgerEntry) -> LedgerEntry:
 
     Raises InvalidArgument for a launch that this node refuses, LedgerWriteFailed, OSError. Then nothing runs.
     """
+    with reserve_loopback_port() as held:  # the shim inherits it, and holds it as long as it lives
+        return _spawn(setup, entry, held)
+
+
+def _spawn(setup: NodeSetup, entry: LedgerEntry, held: socket.socket) -> LedgerEntry:
     folder = setup.ledger.folder(entry.worker_id)
     socket_name = _socket_name(setup.runtime_dir, entry.worker_id)
     control, engine_socket = Path(f"{socket_name}.ctl"), Path(f"{socket_name}.eng")
     log_path = folder / "engine.log"
-    launch = engine_launch(setup, entry.launch, str(engine_socket), str(log_path))
+    port = int(held.getsockname()[1])
+    launch = engine_launch(setup, entry.launch, str(engine_socket), str(log_path), port)
     adapter = setup.adapter(launch.engine)
     for problem in adapter.validate(launch, setup.rules):
         raise problem
@@ -120,6 +129,7 @@ def spawn(setup: NodeSetup, entry: LedgerEntry) -> LedgerEntry:
             stdout=shim_log,
             stderr=shim_log,
             start_new_session=True,
+            pass_fds=() if command.endpoint.startswith("unix:") else (held.fileno(),),
         )
     finally:
         os.close(shim_log)
