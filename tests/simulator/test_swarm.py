@@ -26,6 +26,10 @@ FOUND = {
     280: "a new engine had its predecessor's failed probes",
     759: "one that crashed, came back and crashed in its drain held its place for ever",
     46: "a prefilled request that its decode pool refused at once",
+    5: "a spot node was kept for a worker on a host that nobody takes back",
+    20: "what was LOST on a node that was given back waited for its word for ever",
+    71: "what was to stop on a node that was given back held its slice for ever",
+    199: "a spot node was kept for the workers of a node that another pool used, too",
 }
 
 

@@ -369,3 +369,31 @@ def test_one_trace_from_the_need_of_a_node_to_the_worker() -> None:
     world.turn(times=5)
     other = next(worker for worker in world.workers.values() if worker.worker_id != first.worker_id)
     assert other.intent.traceparent.split("-")[1] != provided.traceparent.split("-")[1]
+
+
+def test_nothing_waits_for_the_word_of_a_node_that_was_given_back() -> None:
+    """CP9, CP10: a LOST worker, and one that was to stop, end with their node; their slices are nobody's. (Swarm, seeds
+    20 and 71.)"""
+    world = NodeWorld(provider())
+    want(world, 2)
+    world.turn(times=10)
+    (node_id,) = world.records(UP)
+    world.nodes[node_id].never_stops = True
+    world.set_intent("demo", manual_workers=1)
+    world.turn(times=2)
+    host = world.providers["p1"].hosts[node_id]
+    host.phase, host.since, host.reason = ProvidedPhase.ENDED, world.now, "NODE_FAIL"
+    world.turn(times=3)
+    there = [worker for worker in world.workers.values() if worker.intent.node_id == node_id]
+    assert there
+    assert all(worker.state is State.INACTIVE and not worker.intent.gpu_ids for worker in there)
+
+
+def test_no_spot_node_is_kept_for_workers_that_cannot_move() -> None:
+    """Policies.md: workers on nodes that nobody takes back, or that another pool uses, too, stay where they are. (Swarm,
+    seeds 5 and 199.)"""
+    world = NodeWorld(provider(sets=(SPOT, STEADY)), rules=dataclasses.replace(RULES, dynamic_fallback=True), nodes=1)
+    want(world, 1)
+    world.turn(times=60)
+    assert world.count(State.ACTIVE) == 1
+    assert world.alive() == [], "its worker runs on a host of our own"
