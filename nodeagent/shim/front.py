@@ -54,7 +54,9 @@ class Front:
         if reason:
             return self._refuse(reason)
         state.enter()
-        return self._counted if is_linked(request) else self._offering
+        # Only routers are offered the link: nobody else names an incarnation.
+        asks = request.header(INCARNATION_HEADER) is not None and not is_linked(request)
+        return self._offering if asks else self._counted
 
     def finished(self, request: Request, outcome: Outcome) -> Retry | None:
         """Counts the end of an admitted request."""

@@ -88,6 +88,16 @@ async def test_counts_and_cancellation(start_shim: Start) -> None:  # noqa: F811
         assert await w.count("totalServed") == 2
 
 
+async def test_only_routers_are_offered_a_link(start_shim: Start) -> None:  # noqa: F811
+    """Rule 14: a client that names no incarnation sees an answer without any offer."""
+    shim = await start_shim().serving()
+    async with linked(shim) as w, client(w.address.port) as plain:
+        plain.send(w.ask(2))
+        assert b"upgrade" not in (await ended(plain)).lower()
+        plain.send(post(body=b'{"prompt": "p", "max_tokens": 1}', extra=b"x-springtide-incarnation: 7\r\n"))
+        assert b"\r\nupgrade: springtide-link/1\r\n" in await ended(plain)
+
+
 async def test_refusals_and_drain(start_shim: Start) -> None:  # noqa: F811
     """RT3: incarnation, full, paused and draining refuse on a stream; a drain's deadline ends streams explicitly."""
     shim = await start_shim(*SLOW, maxInFlight=1).serving()
