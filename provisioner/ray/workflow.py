@@ -22,6 +22,8 @@ from springtide.errors import FailedPrecondition, InvalidArgument, NotFound
 STARTED = "Ray runtime started"
 VARIABLE = "SPRINGTIDE_RAY"  # in the environment of every process of the cluster: how they are found at the end
 SHORT = 40  # characters: Ray's unix sockets are below its temporary folder
+TOO_LATE = "timed out during startup"  # Ray gives a node 30 s; a busy host needs more at times
+START_ATTEMPTS = 3
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 
@@ -140,23 +142,22 @@ class LocalRay:
             "RAY_DISABLE_IMPORT_WARNING": "1",
         }
         log_path = plan.folder / f"node-{gpu}.log"
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while STARTED not in log_path.read_text(errors="replace"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                _signal(process.pid, signal.SIGKILL)
-                words = log_path.read_text(errors="replace").strip().splitlines()[-3:]
+        for attempt in range(1, START_ATTEMPTS + 1):
+            with log_path.open("wb") as log:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+                )
+            if _started(process, log_path):
+                (plan.folder / f"node-{gpu:03}.json").write_text(json.dumps({"gpu": gpu, "pid": process.pid}))
+                return
+            _kill_group(process)
+            words = log_path.read_text(errors="replace").strip().splitlines()[-1:]
+            if attempt == START_ATTEMPTS or not any(TOO_LATE in word for word in words):
                 raise FailedPrecondition(
-                    f"Ray's node with GPU {gpu} did not start: {' | '.join(words)}",
+                    f"Ray's node with GPU {gpu} did not start: {' | '.join(words) or 'it said nothing'}",
                     reason="RAY_NOT_STARTED",
                     remedy=f"Its log: {log_path}",
                 )
-            time.sleep(0.1)
-        path = plan.folder / f"node-{gpu:03}.json"
-        path.write_text(json.dumps({"gpu": gpu, "pid": process.pid}))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -182,6 +183,25 @@ class LocalRay:
             pid = int(entry.name)
             if ours and pid != os.getpid() and _alive(pid):
                 yield pid
+
+
+def _started(process: "subprocess.Popen[bytes]", log_path: Path) -> bool:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if STARTED in log_path.read_text(errors="replace"):
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.1)
+    return False
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
 
 
 def _alive(pid: int) -> bool:

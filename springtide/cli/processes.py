@@ -52,3 +52,10 @@ def provisioner(arguments: tuple[str, ...]) -> None:
 def router(arguments: tuple[str, ...]) -> None:
     """Run a router; ARGUMENTS go to it (--help lists them)."""
     _become("router", arguments)
+
+
+@click.command(context_settings=_SETTINGS)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def ray(arguments: tuple[str, ...]) -> None:
+    """Run or extend a Ray cluster of this host; ARGUMENTS go to it (--help lists them)."""
+    _become("provisioner.ray", arguments)

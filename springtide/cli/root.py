@@ -46,6 +46,7 @@ _COMMANDS = {
     "nodeagent": ("springtide.cli.processes", "nodeagent", "Run a node agent (python -m nodeagent)."),
     "provisioner": ("springtide.cli.processes", "provisioner", "Run a provisioner (python -m provisioner)."),
     "router": ("springtide.cli.processes", "router", "Run a router (python -m router)."),
+    "ray": ("springtide.cli.processes", "ray", "Run a Ray cluster of this host that grows GPU by GPU."),
     "simulate": ("springtide.cli.simulate", "simulate", "Simulate pools on a virtual clock (python -m simulator)."),
     "version": ("springtide.cli.inspect", "version", "Show the version."),
 }
