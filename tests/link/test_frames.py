@@ -39,7 +39,7 @@ def script() -> bytes:
 
 
 async def test_split_at_every_byte() -> None:
-    """RT10: the same streams whatever the borders of reads, down to one byte each."""
+    """The same streams whatever the borders of reads, down to one byte each."""
     whole = script()
     for cut in range(1, len(whole)):
         _, _, taking, wire = ends()
@@ -79,7 +79,7 @@ async def test_split_at_every_byte() -> None:
     ],
 )
 async def test_malformed_frames_end_the_link_with_a_reason(bad: bytes) -> None:
-    """RT10: what is no frame of this protocol ends the link explicitly, and each of its streams."""
+    """What is no frame of this protocol ends the link explicitly, and each of its streams."""
     _, _, taking, wire = ends()
     taking.data_received(frame(DATA, 1, b"hello") if bad[:4] != b"\0\0\0\1" else b"")
     taking.data_received(bad)
@@ -91,7 +91,7 @@ async def test_malformed_frames_end_the_link_with_a_reason(bad: bytes) -> None:
 
 
 async def test_more_than_the_window_ends_the_link() -> None:
-    """RT10: a peer that sends what it was not given cannot grow memory."""
+    """A peer that sends what it was not given cannot grow memory."""
     _, _, taking, _ = ends()
     taking.on_open = lambda stream: stream.pause_reading()
     for _ in range(WINDOW_BYTES // MAX_PAYLOAD_BYTES):
@@ -102,7 +102,7 @@ async def test_more_than_the_window_ends_the_link() -> None:
 
 
 async def test_random_mutations() -> None:
-    """RT10: bytes flipped, cut out, doubled and shuffled: nothing raises, and a link that is ended says so."""
+    """Bytes flipped, cut out, doubled and shuffled: nothing raises, and a link that is ended says so."""
     rng = random.Random(4)
     whole = script()
     ended = 0
@@ -149,7 +149,7 @@ async def test_a_pass_of_the_loop_is_one_write() -> None:
 
 
 async def test_pings_are_answered_once_a_pass() -> None:
-    """RT10: a flood of pings makes no flood of answers."""
+    """A flood of pings makes no flood of answers."""
     _, _, taking, wire = ends()
     taking.data_received(frame(PING, 0, b"12345678") * 1000)
     await asyncio.sleep(0)
@@ -157,7 +157,7 @@ async def test_pings_are_answered_once_a_pass() -> None:
 
 
 async def test_credit_holds_a_writer_back_and_lets_it_go_on() -> None:
-    """RT9: a reader that stands still has at most one window of one stream; another stream of the link goes on."""
+    """A reader that stands still has at most one window of one stream; another stream of the link goes on."""
     opening, wire, taking, back = ends()
     taking.on_open = lambda stream: stream.pause_reading() if stream.id == 1 else None
     slow, far = opening.open()
@@ -184,7 +184,7 @@ async def test_credit_holds_a_writer_back_and_lets_it_go_on() -> None:
 
 
 async def test_a_blocked_connection_holds_all_writers_back() -> None:
-    """RT9: a peer that reads nothing grows no buffer: every source pauses."""
+    """A peer that reads nothing grows no buffer: every source pauses."""
     opening, wire, _, _ = ends()
     made = [opening.open() for _ in range(3)]
     opening.pause_writing()

@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_aborts_the_engine_at_once() -> None:
 
 
 async def test_a_slow_client_beside_fast_ones() -> None:
-    """RT9: what nobody reads stays at the engine: buffers are bounded, and the other streams of the link are whole."""
+    """What nobody reads stays at the engine: buffers are bounded, and the other streams of the link are whole."""
     sent = 0
     size = 64 * 1024 * 1024
 
@@ -201,7 +201,7 @@ def _streams(links: Links) -> list[Stream]:
 
 
 async def test_large_requests_do_not_stand_in_the_way() -> None:
-    """RT9: a body of many megabytes goes in windows; a short request sent after it is answered before it."""
+    """A body of many megabytes goes in windows; a short request sent after it is answered before it."""
     async with upstream(says(BIG % 2 + b"ok")) as engine, chain(engine) as c:
         await c.linked()
         order = []
@@ -271,7 +271,7 @@ async def test_a_lost_link_is_an_upstream_that_failed() -> None:
 
 
 async def test_a_link_lost_before_the_first_token_costs_nothing() -> None:
-    """RT3: the request goes again over a connection of its own, unseen by the client."""
+    """RT5: the request goes again over a connection of its own, unseen by the client."""
 
     async def silent(peer: Peer) -> None:
         await peer.closed()
@@ -390,7 +390,7 @@ async def test_a_full_link_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_limits_hold_on_a_stream() -> None:
-    """RT10: a head that is too long, and no request at all, are refused on a stream as on a connection."""
+    """A head that is too long, and no request at all, are refused on a stream as on a connection."""
     async with upstream(says(stream_of(1))) as engine, chain(engine, limits=Limits(max_head_bytes=256 * 1024)) as c:
         await c.linked()
         async with client(c.port) as one:
@@ -400,7 +400,7 @@ async def test_limits_hold_on_a_stream() -> None:
 
 
 async def test_a_hostile_peer_harms_only_its_own_link(caplog: pytest.LogCaptureFixture) -> None:
-    """RT10: frames and requests broken at random: the worst is the end of that link, and the shim serves on."""
+    """Frames and requests broken at random: the worst is the end of that link, and the shim serves on."""
     rng = random.Random(11)
     ask = f"GET {LINK_PATH} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: springtide-link/1\r\n\r\n".encode()
     good = b"".join(frame(DATA, n, post()[:20]) + frame(DATA, n, post()[20:]) for n in range(1, 9)) + frame(RESET, 3)
@@ -450,7 +450,7 @@ async def test_a_worker_that_leaves_the_table() -> None:
 
 
 async def test_whoever_connects_may_not_upgrade_to_something_else() -> None:
-    """RT10: only the link's own path and protocol are taken; anything else is an ordinary request."""
+    """Only the link's own path and protocol are taken; anything else is an ordinary request."""
     async with upstream(says(BIG % 2 + b"ok")) as engine, chain(engine) as c:
         for path, protocol in ((LINK_PATH, "h2c"), ("/other", "springtide-link/1"), (LINK_PATH, "springtide-link/2")):
             async with client(c.shim_address.port) as one:

@@ -68,7 +68,7 @@ async def linked(shim: RunningShim) -> AsyncIterator[Linked]:
 
 
 async def test_counts_and_cancellation(start_shim: Start) -> None:  # noqa: F811
-    """RT8 F6 F23: in-flight is the stream's lifetime over the link, too; a client that leaves is counted out."""
+    """RT6 RT8 F6 F23: in-flight is the stream's lifetime over the link, too; a client that leaves is counted out."""
     async with linked(await start_shim(*SLOW).serving()) as w, contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(client(w.port)) for _ in range(5)]
         for one in clients:
@@ -99,7 +99,7 @@ async def test_only_routers_are_offered_a_link(start_shim: Start) -> None:  # no
 
 
 async def test_refusals_and_drain(start_shim: Start) -> None:  # noqa: F811
-    """RT3: incarnation, full, paused and draining refuse on a stream; a drain's deadline ends streams explicitly."""
+    """RT5: incarnation, full, paused and draining refuse on a stream; a drain's deadline ends streams explicitly."""
     shim = await start_shim(*SLOW, maxInFlight=1).serving()
     async with linked(shim) as w, client(w.port) as running:
 
