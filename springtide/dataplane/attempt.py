@@ -10,6 +10,7 @@ answer that is no event stream is its failure.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from springtide.dataplane.events import EventStream, EventTooLong, error_object, is_plain_chunk
@@ -62,6 +63,7 @@ class Attempt:
         "held",
         "held_size",
         "last_at",
+        "passed",
         "phase",
         "plain",
         "resumes",
@@ -88,7 +90,9 @@ class Attempt:
         self.body: Body | None = None
         self.scan: EventStream | None = None
         self.verbatim = False  # chunks may pass as they are
-        self.steady = False  # the last read was a chunk of whole events and passed as it was
+        # Set while the last read was chunks of whole events and passed as it was: what the next one is written with.
+        self.steady: Callable[[bytes], None] | None = None
+        self.passed = 0  # events that went that way, which `scan` has not seen
         self.plain = exchange.request.http_1_0  # the client's body is not chunked
         self.held: list[bytes] = []
         self.held_size = 0
@@ -151,17 +155,16 @@ class Attempt:
     def upstream_data(self, data: bytes) -> None:
         """One read from the upstream."""
         self.active = True
-        if self.steady:
+        # The path of every token touches nothing but this object and the client's transport: with many streams, each
+        # further one is not in the cache.
+        towards = self.steady
+        if towards is not None:
             if is_plain_chunk(data):
-                self.scan.count += 1  # type: ignore[union-attr]
+                self.passed += 1
                 self.sent += len(data)
-                client = self.exchange.client
-                if client.linked:
-                    client.pass_on(data, 1)
-                else:
-                    client.transport.write(data)
+                towards(data)
                 return
-            self.steady = False
+            self.steady = None
         body = self.body
         if body is None:
             rest = self._read_head(data)
@@ -293,7 +296,7 @@ class Attempt:
                 elif not (events is payload and self.verbatim and body.aligned):
                     client.transport.write(self._encode(events))
                 else:
-                    self.steady = True
+                    self.steady = client.pass_one if client.linked else client.transport.write
                     # `pass_on` is for one chunk: a read may hold several when tokens come faster than they are read.
                     if client.linked and data.find(b"\r\n") + 4 + len(payload) == len(data):
                         client.pass_on(data, scan.count - before)
@@ -550,7 +553,7 @@ class Attempt:
             self.route,
             status,
             self.sent,
-            scan.count if scan is not None else 0,
+            scan.count + self.passed if scan is not None else 0,
             self.started_at,
             self.first_byte_at,
             now,

@@ -163,9 +163,8 @@ def is_plain_chunk(data: bytes) -> bool:
         _SIZES.get(data[: start - 2]) == size
         and data.find(b"\n", start) == start + size - 2
         and data.endswith(b"\n\n\r\n")
-        and data.find(b"error") < 0
-        and data.find(b"[DONE]") < 0
-        and data[start] != 58
+        and data.startswith(b'data: {"', start)
+        and not data.startswith(b"error", start + 8)
     )
 
 

@@ -219,6 +219,10 @@ class ClientConnection(asyncio.Protocol):
         if data:
             self.transport.write(data)
 
+    def pass_one(self, data: bytes) -> None:
+        """`pass_on` of one event."""
+        self.pass_on(data, 1)
+
     def pass_on(self, data: bytes, count: int) -> None:
         """Writes one chunk of `count` whole events; a link says so to the relay at its other end."""
         self.transport.write(data)

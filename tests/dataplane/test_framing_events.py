@@ -156,6 +156,9 @@ def test_a_plain_chunk_is_what_the_closer_look_says() -> None:
     rng = random.Random(3)
     pieces = [
         b"data: x",
+        b'data: {"x',
+        b'data: {"error": {}}\n\n',
+        b'data: {"error": null}\n\n',
         b"\n",
         b"\n\n",
         b"\r\n",
@@ -167,7 +170,7 @@ def test_a_plain_chunk_is_what_the_closer_look_says() -> None:
         b'data: {"a": 1}\n\n',
     ]
     yes = 0
-    for _ in range(20_000):
+    for _ in range(40_000):
         payload = b"".join(rng.choice(pieces) for _ in range(rng.randint(1, 4)))
         data = b"%x\r\n%b\r\n" % (len(payload) + rng.choice((0, 0, 0, 1, -1)), payload)
         if rng.random() < 0.1:
