@@ -155,24 +155,34 @@ def _scale_about(stack: FaultStack) -> None:
         time.sleep(0.4)
 
 
+ENDS = ("stop", "kill shim", "kill guard", "kill engine")
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("how", ["stop", "kill shim", "kill guard", "kill engine"])
-def test_nothing_of_an_engine_survives(stack: FaultStack, how: str) -> None:
-    """Children in sessions of their own and an engine that ignores SIGTERM go with it, whatever ended it."""
+@pytest.mark.timeout(90)
+def test_nothing_of_an_engine_survives(stack: FaultStack) -> None:
+    """Children in sessions of their own and an engine that ignores SIGTERM go with it, whatever ended it: four workers,
+    each ended in another way."""
     faults = ("--fault", "orphans", "--fault", "ignore_sigterm")
-    stack.pool(workers=1, engine_args=(*ENGINE, *faults), stop_grace_s=1.0)
-    worker = stack.workers("ACTIVE")[0]
-    engine = stack.engine_process(worker.worker_id)
-    family = [engine, *engine.children(recursive=True)]
-    assert len(family) == 3, family
-    if how == "stop":
-        stack.operator.DrainWorker(cp.DrainWorkerRequest(worker_id=worker.worker_id), timeout=30)
-    else:
-        os.kill(stack.pid(how.split()[1], worker.worker_id), signal.SIGKILL)
-    wait_for("the end of the whole family", lambda: not [p for p in family if _lives(p)], 20)
-    stack.wait_workers("ACTIVE", 1)
+    stack.pool(workers=4, engine_args=(*ENGINE, *faults), stop_grace_s=1.0)
+    families = {}
+    for how, worker in zip(ENDS, stack.workers("ACTIVE"), strict=True):
+        engine = stack.engine_process(worker.worker_id)
+        families[how] = [engine, *engine.children(recursive=True)]
+        assert len(families[how]) == 3, families[how]
+        if how == "stop":
+            stack.operator.DrainWorker(cp.DrainWorkerRequest(worker_id=worker.worker_id), timeout=30)
+        else:
+            os.kill(stack.pid(how.split()[1], worker.worker_id), signal.SIGKILL)
+    wait_for("the end of all families", lambda: not _survivors(families), 30)
+    stack.check_whole(active=4)
     assert stack.ask().exact
+
+
+def _survivors(families: dict[str, list[psutil.Process]]) -> dict[str, list[psutil.Process]]:
+    """What is left, by how its engine ended."""
+    left = {how: [process for process in family if _lives(process)] for how, family in families.items()}
+    return {how: family for how, family in left.items() if family}
 
 
 def _lives(process: psutil.Process) -> bool:
