@@ -149,8 +149,10 @@ def start(
 
 
 def _new_record(draft: Draft, pool: Pool) -> Worker:
+    """An id that a node still reports is left alone: it is a worker of a pool that was deleted and made again."""
     number = draft.pools[pool.name].intent.next_worker_number
-    while f"{pool.name}-{number}" in draft.workers:
+    lives = draft.snapshot.live.nodes.values()
+    while (name := f"{pool.name}-{number}") in draft.workers or any(name in live.reports for live in lives):
         number += 1
     draft.pool_intent(draft.pools[pool.name], next_worker_number=number + 1)
     return Worker(f"{pool.name}-{number}", pool.name, WorkerIntent(phase=Phase.STOPPED, state_since=draft.now))

@@ -250,3 +250,19 @@ def test_restart_of_the_agent_with_an_empty_ledger() -> None:
     world.now += 1
     world.turn(times=6)
     assert world.states() == {"demo-1": "ACTIVE"}
+
+
+def test_a_pool_that_is_deleted_and_made_again_at_once() -> None:
+    """F15: what a node still says of the old pool's worker is not about the new one's: nothing fails."""
+    world = World()
+    world.add_pool()
+    world.turn(times=6)
+    spec = world.pools["demo"].spec
+    world.apply(orders.delete_pool(world.snapshot(), "demo", world.now, drain_workers=True))
+    world.turn(times=4)
+    assert "demo" not in world.pools
+    world.apply(orders.apply_pool(world.snapshot(), spec, world.now))
+    world.turn(0.01)
+    world.turn(times=6)
+    assert world.states() == {"demo-2": "ACTIVE"}
+    assert "worker_failed" not in world.actions()
