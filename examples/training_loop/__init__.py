@@ -1,0 +1,1 @@
+"""A training loop whose generation workers come and go."""
