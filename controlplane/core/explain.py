@@ -38,7 +38,7 @@ _HINTS: Mapping[str, str] = {
     "AWAITS_NODE": "It starts when the node is up: see `springtide nodes` and `springtide provisioners`.",
     "START_BACKOFF": "It is tried again after the back-off; `springtide events` shows why the start failed.",
     "START_ATTEMPTS_EXHAUSTED": "Remove the cause, then `springtide activate` the failed worker.",
-    "CRASH_LOOP": "See the end of its log with `springtide workers WORKER`; a changed pool or `activate` starts it again.",
+    "CRASH_LOOP": "See the end of its log with `springtide workers WORKER`; `activate` starts it again.",
     "NO_VICTIM": "Nobody is taken while requests wait and nothing else could serve them.",
     "POLICY_INVALID": "Correct the pool's policy with `springtide apply`.",
     "POLICY_FAILED": "The plug-in raised; the pool holds until it is mended, other pools go on.",
