@@ -226,7 +226,11 @@ class Checkers:
                 return f"{worker.worker_id} is {worker.state}/{worker.intent.phase}"
             if worker.state is State.INACTIVE and worker.intent.gpu_ids and not worker.asleep:
                 return f"{worker.worker_id} is INACTIVE and holds GPUs"
-        active = sum(1 for worker in mine if worker.state is State.ACTIVE)
+        serving = [worker for worker in mine if worker.state is State.ACTIVE]
+        behind = [w.worker_id for w in serving if w.observed.weight_version != pool.intent.weight_version]
+        if behind and pool.intent.weight_source:
+            return f"{', '.join(behind)} lack the weights {pool.intent.weight_version}"
+        active = len(serving)
         exhausted = sum(1 for worker in mine if _is_exhausted(worker, pool.spec.max_start_attempts))
         wanted = pool.intent.desired_workers
         unplaceable = any(text.startswith("CANNOT_PLACE") for text in pool.intent.conditions)

@@ -79,6 +79,9 @@ class Faults:
                 router.start()
         for node_id in list(world.store.records.nodes):
             self._order(lambda s, now, node_id=node_id: orders.uncordon_node(s, node_id, now))
+        for worker_id in list(world.store.records.workers):
+            self._order(lambda s, now, worker_id=worker_id: orders.reclaim_worker(s, worker_id, now))
+            self._order(lambda s, now, worker_id=worker_id: orders.resume_worker(s, worker_id, now))
         for name in list(world.store.records.pools):
             self._order(lambda s, now, name=name: orders.scale_pool(s, name, now, automatic=True))
             self._order(lambda s, now, name=name: orders.resume_pool(s, name, now))
@@ -287,6 +290,26 @@ class Faults:
             ]
         )
         self.note(f"order {kind} {worker_id} {name} {node_id} {count}")
+        self._order(order)
+
+    def order_memory(self, rng: random.Random) -> None:
+        """An operator or a trainer has its way with memory and weights. Draws from `rng` alone."""
+        records = self.world.store.records
+        worker_id = rng.choice(sorted(records.workers) or ["none"])
+        name = rng.choice(sorted(records.pools) or ["none"])
+        version = f"v{rng.randint(1, 9)}"
+        kind, order = rng.choice(
+            [
+                ("sleep", lambda s, now: orders.sleep_worker(s, worker_id, now)),
+                ("activate", lambda s, now: orders.activate_worker(s, worker_id, now)),
+                ("lend", lambda s, now: orders.lend_worker(s, worker_id, now, to="a job")),
+                ("reclaim", lambda s, now: orders.reclaim_worker(s, worker_id, now)),
+                ("pause", lambda s, now: orders.pause_worker(s, worker_id, now)),
+                ("resume", lambda s, now: orders.resume_worker(s, worker_id, now)),
+                ("weights", lambda s, now: orders.set_weights(s, name, now, version=version, source=f"/w/{version}")),
+            ]
+        )
+        self.note(f"order {kind} {worker_id} {name} {version}")
         self._order(order)
 
     def _order(self, order: Callable[..., object]) -> None:

@@ -254,6 +254,9 @@ class ModelNode:
         worker.incarnation = max(worker.incarnation + 1, unix_ms)
         worker.started_generation = worker.generation
         worker.gpu_ids = worker.launch.gpu_ids
+        target = worker.target
+        sourced = target is not None and target.weight_source
+        worker.weight_version = target.weight_version if target and sourced else worker.launch.weight_version
         worker.stopped = worker.stopping = worker.warm = worker.adopting = worker.asleep = False
         worker.changing = ""
         worker.start_phase = ReportedPhase.BOOTING
@@ -335,6 +338,14 @@ class ModelNode:
         self.awake(self, worker)
         self._change(worker, "wake", self.model.wake_s, self._woken)
 
+    def load_weights(self, worker: ModelWorker, version: str) -> None:
+        """Other weights after a while."""
+
+        def done(worker: ModelWorker) -> None:
+            worker.weight_version = version
+
+        self._change(worker, "weights", self.model.wake_s, done)
+
     def _change(self, worker: ModelWorker, name: str, seconds: float, done: Callable[[ModelWorker], None]) -> None:
         life, shim = self.life, worker.shim
         worker.changing = name
@@ -376,7 +387,7 @@ class ModelNode:
     def _idle(self, worker: ModelWorker, shim: Shim) -> None:
         if worker.shim is shim and worker.idle_seen:
             self.changed(worker)
-        if worker.shim is shim and self.agent_up and worker.want is Want.SLEEP:
+        if worker.shim is shim and self.agent_up and worker.want is not Want.DRAIN:
             worker.act()
 
 

@@ -35,7 +35,7 @@ class Shim:
         self.admission = STARTING
         self.ready_at: float | None = None
         self.total_served = 0
-        self.on_idle: Callable[[], None] = lambda: None  # a draining shim's last request has ended
+        self.on_idle: Callable[[], None] = lambda: None  # a closed shim's last request has ended
         self._attempts: dict[int, tuple[Request, Client, Sequence | None]] = {}
 
     @property
@@ -114,7 +114,7 @@ class Shim:
         self._check_idle()
 
     def _check_idle(self) -> None:
-        if self.admission == DRAINING and not self._attempts:
+        if self.admission in (DRAINING, PAUSED) and not self._attempts:
             self.on_idle()
 
     def _refusal(self, incarnation: int) -> str:

@@ -225,6 +225,9 @@ class Swarm:
         end = world.now + self.shape.safety_s
         world.agenda.after(rng.uniform(0.5, 6.0), self._fault, end)
         world.agenda.after(0.0, self._arrivals, end)
+        memory = random.Random(f"memory {self.seed}")
+        if memory.random() < 0.5:
+            world.agenda.after(memory.uniform(1.0, 6.0), self._memory, end, memory)
         for provisioner in self.provisioners:
             provisioner.start()
         if self.provisioners:
@@ -239,6 +242,11 @@ class Swarm:
             self.faults.inject()
             mean_s = 6.0 - 4.5 * self.shape.intensity
             self.world.agenda.after(self.rng.expovariate(1 / mean_s), self._fault, end)
+
+    def _memory(self, end: float, rng: random.Random) -> None:
+        if self.world.now < end:
+            self.faults.order_memory(rng)
+            self.world.agenda.after(rng.expovariate(1 / 3.0), self._memory, end, rng)
 
     def _arrivals(self, end: float) -> None:
         """Requests in waves."""

@@ -13,6 +13,11 @@ from springtide.model.desired import DesiredWorker, EngineLaunch
 from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import ExitInfo, WorkerReport
 
+_CHANGES = {
+    "sleep": ReportedPhase.DRAINING,
+    "wake": ReportedPhase.LOADING,
+    "weights": ReportedPhase.SYNCING_WEIGHTS,
+}
 _PHASES = {OPEN: ReportedPhase.READY, PAUSED: ReportedPhase.PAUSED, DRAINING: ReportedPhase.DRAINING}
 
 
@@ -30,6 +35,8 @@ class Host(Protocol):
     def sleep(self, worker: "ModelWorker") -> None: ...
 
     def wake(self, worker: "ModelWorker") -> None: ...
+
+    def load_weights(self, worker: "ModelWorker", version: str) -> None: ...
 
 
 class ModelWorker:
@@ -51,8 +58,9 @@ class ModelWorker:
         self.exit: ExitInfo | None = None
         self.shim: Shim | None = None
         self.asleep = False
+        self.weight_version = ""
         # the agent's memory
-        self.changing = ""  # "sleep" or "wake"
+        self.changing = ""  # "sleep", "wake" or "weights"
         self.target: DesiredWorker | None = None
         self.adopting = False
         self.stopping = False
@@ -114,6 +122,8 @@ class ModelWorker:
             self._sleep(self.shim, target)
         elif target.want is Want.RUN and self.asleep:
             self.host.wake(self)
+        elif target.want is Want.RUN and self.warm and self._is_behind(target):
+            self._load_weights(self.shim, target)
         else:
             self._admit(self.shim, target)
 
@@ -125,6 +135,19 @@ class ModelWorker:
             self.host.changed(self)
         if shim.in_flight == 0 and shim.engine.idle:
             self.host.sleep(self)
+
+    def _is_behind(self, target: DesiredWorker) -> bool:
+        return bool(target.weight_source) and target.weight_version != self.weight_version
+
+    def _load_weights(self, shim: Shim, target: DesiredWorker) -> None:
+        if shim.admission != PAUSED:
+            shim.set_admission(PAUSED)
+            self.host.changed(self)
+        if target.abort_in_flight and self.aborted_generation < target.generation:
+            self.aborted_generation = target.generation
+            shim.abort_all()
+        if shim.in_flight == 0:
+            self.host.load_weights(self, target.weight_version)
 
     def _admit(self, shim: Shim, target: DesiredWorker) -> None:
         before = (shim.admission, self.generation)
@@ -206,7 +229,7 @@ class ModelWorker:
         if self.stopping:
             return ReportedPhase.STOPPING
         if self.changing:
-            return ReportedPhase.DRAINING if self.changing == "sleep" else ReportedPhase.LOADING
+            return _CHANGES[self.changing]
         if self.asleep:
             return ReportedPhase.SLEEPING
         if self.target is not None and self.target.want is Want.DRAIN and not self.warm:
@@ -225,7 +248,7 @@ class ModelWorker:
         kv_use = engine.kv_use() if engine is not None else None
         moves = (phase, shim, told, self.store_id, self.generation, self.incarnation, self.launch, self.gpu_ids)
         counts = (in_flight, served, running, waiting, tokens, kv_use, self.probe_failures, self.warm, self.exit)
-        facts = (moves, counts, idle and self.idle_seen)
+        facts = (moves, counts, idle and self.idle_seen, self.weight_version)
         if facts == self._facts and self._last is not None:
             return self._last  # most engines are idle for long
         self._facts = facts
@@ -245,7 +268,7 @@ class ModelWorker:
             total_served=served,
             max_in_flight=shim.max_in_flight if shim is not None else 0,
             exit=self.exit if phase is ReportedPhase.FAILED else None,
-            weight_version=self.launch.weight_version,
+            weight_version=self.weight_version,
             generation_tokens_total=tokens,
             probe_failures=self.probe_failures if self.warm else None,
             engine_idle=idle and self.idle_seen,
