@@ -169,7 +169,7 @@ class Stack:
         return ControlPlaneServiceStub(cast(Any, self._channel))
 
     def status(self) -> cp.GetStatusResponse:
-        found: cp.GetStatusResponse = self.operator.GetStatus(cp.GetStatusRequest(), timeout=2, wait_for_ready=True)
+        found: cp.GetStatusResponse = self.operator.GetStatus(cp.GetStatusRequest(), timeout=10, wait_for_ready=True)
         return found
 
     def apply(self, **spec: Any) -> t.Pool:
@@ -177,12 +177,12 @@ class Stack:
         request = cp.ApplyPoolRequest(spec=t.PoolSpec(**spec))
         request.spec.policy.name = policy_name
         request.spec.policy.settings.update(policy)
-        pool: t.Pool = self.operator.ApplyPool(request, timeout=5).pool
+        pool: t.Pool = self.operator.ApplyPool(request, timeout=10).pool
         return pool
 
     def workers(self, *states: str) -> list[t.Worker]:
         """Workers of the given states (all: none given)."""
-        found = self.operator.ListWorkers(cp.ListWorkersRequest(), timeout=2, wait_for_ready=True).workers
+        found = self.operator.ListWorkers(cp.ListWorkersRequest(), timeout=10, wait_for_ready=True).workers
         return [w for w in found if not states or t.WorkerState.Name(w.state).removeprefix("WORKER_STATE_") in states]
 
     def wait_workers(self, state: str, count: int, timeout_s: float = 30.0) -> list[t.Worker]:
@@ -208,10 +208,10 @@ class Stack:
         wait_for(f"model {model} at the router", probe, timeout_s)
 
     def events(self) -> list[t.Event]:
-        return list(self.operator.ListEvents(cp.ListEventsRequest(limit=10_000), timeout=5).events)
+        return list(self.operator.ListEvents(cp.ListEventsRequest(limit=10_000), timeout=10).events)
 
     def decisions(self) -> list[t.Decision]:
-        return list(self.operator.ListDecisions(cp.ListDecisionsRequest(limit=1000), timeout=5).decisions)
+        return list(self.operator.ListDecisions(cp.ListDecisionsRequest(limit=1000), timeout=10).decisions)
 
     def counted(self, process: str, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels, at one of the three processes."""
@@ -221,7 +221,7 @@ class Stack:
 
         folder = {"controlplane": "cp", "nodeagent": "agent"}.get(process, process)
         address = json.loads((self.folder / folder / f"{process}.json").read_text())["metrics"]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
