@@ -1,10 +1,14 @@
 """`springtide serve-slurm`: one command on a real SLURM of virtual nodes, and what it is told wrongly."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +39,7 @@ class Served:
         self.folder, self.cluster = folder, cluster
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self.token, self.ca = "", Path()
         self.environ = {**cluster.environ, "PYTHONPATH": str(ROOT), "STACK_UNDER_TEST": str(folder)}
         config = {
             "engine": "sim",
@@ -97,7 +102,9 @@ class Served:
 
     def get(self, path: str) -> Any:
         url = (self.folder / ".scheduler_url").read_text().strip()
-        with urllib.request.urlopen(url + path, timeout=5) as answer:
+        request = urllib.request.Request(url + path, headers={"authorization": f"Bearer {self.token}"})
+        trust = ssl.create_default_context(cafile=str(self.ca)) if self.token else None
+        with urllib.request.urlopen(request, timeout=5, context=trust) as answer:
             return json.load(answer)
 
     def wait(self, ready: int, nodes: int) -> dict[str, Any]:
@@ -182,6 +189,7 @@ def _left(folder: Path) -> list[str]:
         ({"model": "m", "engine": "triton"}, "--engine"),
         ({"model": "m", "gpu_memory_utilization": 1.5}, "--gpu-memory-utilization"),
         ({"model": "m", "host": "0.0.0.0"}, "--host"),
+        ({"model": "m", "tls_cert": "a", "tls_key": "b", "tls_ca": "c"}, "--token-file"),
         ({"model": "m", "reasoning_effort": "huge"}, "--reasoning-effort"),
         ({"model": "m", "reasoning_effort": "low", "engine": "sglang"}, "--reasoning-effort"),
         ({"model": "m", "conda_env": "a", "venv_path": "b"}, "--venv-path"),
@@ -262,6 +270,16 @@ def test_loopback_is_refused_where_jobs_run_elsewhere(tmp_path: Path, monkeypatc
     assert "--host ADDRESS" in said.output
 
 
+def own_address() -> str:
+    """Of this host's way out, or loopback where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_launchers_are_jobs(cluster: VirtualCluster, tmp_path: Path) -> None:
@@ -272,7 +290,8 @@ def test_the_launchers_are_jobs(cluster: VirtualCluster, tmp_path: Path) -> None
     command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m springtide.cli "$@"\n')
     command.chmod(0o755)
     served.environ["PATH"] = f"{tmp_path / 'bin'}:{served.environ['PATH']}"
-    more = [*served.flags, "--max-nodes", "1", "--provisioner-id", "slurm"]
+    network = ["--host", "0.0.0.0", "--trusted-network", "--advertise-host", own_address()]
+    more = [*served.flags, "--max-nodes", "1", *network]
     where = more.index("--advertise-file")
     del more[where : where + 2]
 
@@ -313,3 +332,61 @@ def test_the_launchers_are_jobs(cluster: VirtualCluster, tmp_path: Path) -> None
             cluster.run("scancel", "--signal=KILL", "--full", job, check=False)
         served.kill()
     wait_for("the end of all processes", lambda: not _left(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_with_tls_and_tokens(cluster: VirtualCluster, tmp_path: Path) -> None:
+    """PV4, rule 13: the control plane listens for the cluster with TLS; jobs join with tokens of their own; the OpenAI
+    address asks for one, too; no secret is in any command line, script or output of a job."""
+    host = own_address()
+    names = f"subjectAltName=DNS:localhost,IP:127.0.0.1,IP:{host}"
+    made = [
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        names,
+        "-keyout",
+        "key.pem",
+        "-out",
+        "cert.pem",
+    ]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    subprocess.run(["openssl", "req", "-x509", *curve, *made], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "tokens").write_text("let-me-in\n")
+    served = Served(tmp_path, cluster)
+    served.token, served.ca = "let-me-in", tmp_path / "cert.pem"
+    tls = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--tls-ca", "cert.pem", "--token-file", "tokens")
+    network = ("--host", "0.0.0.0", "--advertise-host", host, "--trusted-network")
+    try:
+        served.start(*tls, *network, "--max-nodes", "1", "--release-on-exit")
+        served.wait(ready=2, nodes=1)
+        assert (tmp_path / ".scheduler_url").read_text().startswith(f"https://{host}:")
+        served.token = "wrong"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            served.get("/cluster_status")
+        (job,) = served.jobs()
+        script = cluster.run("scontrol", "write", "batch_script", job, "-")
+        logs = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+        lines = "".join(_command_lines(tmp_path, cluster))
+        for text in (script, logs, lines, cluster.run("scontrol", "show", "job", job)):
+            assert "stj1." not in text
+            assert "let-me-in" not in text
+        assert served.stop() == 0
+        assert served.jobs() == set()
+    finally:
+        served.kill()
+    wait_for("the end of all processes", lambda: not _left(tmp_path))
+
+
+def _command_lines(folder: Path, cluster: VirtualCluster) -> list[str]:
+    jobs = [(Path("/proc") / str(pid) / "cmdline") for pid, _ in cluster.processes()]
+    found = []
+    for path in jobs:
+        with contextlib.suppress(OSError):
+            found.append(path.read_text())
+    assert any("nodeagent" in line for line in found)
+    return [*found, *_left(folder)]

@@ -1,5 +1,6 @@
 """`springtide serve-slurm`: a model on as many SLURM nodes as there are to be had, behind one address."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,9 +56,10 @@ _OPTIONS = (
     _text("--requeue/--no-requeue", help="Let SLURM requeue preempted jobs.  [no-requeue]"),
     _text("--simulated-gpus", is_flag=True, help="Count the GPUs that SLURM gives, do not look at them."),
     _text("--provisioner-id", help="Stable name: its jobs are found again by it.  [slurm]"),
-    _text("--trusted-network", is_flag=True, help="Listen on --host without TLS and tokens."),
+    _text("--trusted-network", is_flag=True, help="Listen on --host; without TLS files for everybody there."),
     _text("--tls-cert", type=click.Path(), help="PEM file."),
     _text("--tls-key", type=click.Path(), help="PEM file."),
+    _text("--tls-ca", type=click.Path(), help="PEM file that verifies it, as all nodes see it."),
     _text("--token-file", type=click.Path(), help="Accepted tokens, one a line."),
     _text("--log-level", help="[info]"),
 )
@@ -95,6 +97,7 @@ def serve_slurm(data_dir: Path | None, release_on_exit: bool, dry_run: bool, con
             _show(decided)
             sys.exit(Exit.OK)
         check_reachable(options)
+        _show_to_ourselves(options)
         (folder / "provisioner").mkdir(parents=True, exist_ok=True, mode=0o700)
         code = run(decided, lambda _, screen: SlurmStack(decided, screen, release=release_on_exit))
     except SpringtideError as error:
@@ -102,6 +105,14 @@ def serve_slurm(data_dir: Path | None, release_on_exit: bool, dry_run: bool, con
         wrong = isinstance(error, InvalidArgument) or error.reason == "CONFIGURATION_REFUSED"
         code = Exit.USAGE if wrong else exit_code(error)
     sys.exit(code)
+
+
+def _show_to_ourselves(options: Any) -> None:
+    """What our own processes show to the control plane is what it asks for; an operator's own settings go first."""
+    if options.token_file and not os.environ.get("SPRINGTIDE_TOKEN"):
+        os.environ.setdefault("SPRINGTIDE_TOKEN_FILE", str(Path(options.token_file).expanduser().absolute()))
+    if options.tls_ca:
+        os.environ.setdefault("SPRINGTIDE_TLS_CA", str(Path(options.tls_ca).expanduser().absolute()))
 
 
 def _show(decided: Any) -> None:

@@ -35,10 +35,10 @@ def _controlplane(o: ServeOptions, ports: Ports, data_dir: Path) -> dict[str, An
         "listen": f"{o.host}:{ports.controlplane}",
         "data_dir": str(data_dir / "controlplane"),
         "log_level": o.log_level,
-        "insecure_listen": o.trusted_network,
-        "tls_cert": o.tls_cert,
-        "tls_key": o.tls_key,
-        "token_file": o.token_file,
+        "insecure_listen": o.trusted_network and not o.tls,
+        "tls_cert": _absolute(o.tls_cert),
+        "tls_key": _absolute(o.tls_key),
+        "token_file": _absolute(o.token_file),
         "timing": timing,
         # greedy: what the target no longer keeps goes at once
         "nodes": {"idle_s": GREEDY_IDLE_S} if o.policy == GREEDY else {},
@@ -54,10 +54,10 @@ def _router(o: ServeOptions, ports: Ports, data_dir: Path) -> dict[str, Any]:
         "drain_timeout_s": DRAIN_TIMEOUT_S,
         "log_level": o.log_level,
         "security": {
-            "tls_cert": o.tls_cert,
-            "tls_key": o.tls_key,
-            "token_file": o.token_file,
-            "insecure": o.trusted_network,
+            "tls_cert": _absolute(o.tls_cert),
+            "tls_key": _absolute(o.tls_key),
+            "token_file": _absolute(o.token_file),
+            "insecure": o.trusted_network and not o.tls,
         },
     }
 
@@ -68,6 +68,7 @@ def _provisioner(o: ServeOptions, ports: Ports, data_dir: Path) -> dict[str, Any
         "id": o.provisioner_id,
         "controlplane": [ports.controlplane_address],
         "agent_controlplane": f"{o.reached_host}:{ports.controlplane}",
+        "agent_tls_ca": _absolute(o.tls_ca),
         "data_dir": str(data_dir / "provisioner"),
         "poll_interval_s": o.node_acquire_interval,
         "log_level": o.log_level,
@@ -107,6 +108,10 @@ def provider(o: ServeOptions, data_dir: Path) -> dict[str, Any]:
         "interpreters": dict.fromkeys(ENV_FOR_ENGINES, python) if python else {},
         "agent_options": options,
     }
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def _interpreter(o: ServeOptions) -> str:

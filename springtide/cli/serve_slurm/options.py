@@ -72,6 +72,7 @@ class ServeOptions:
     trusted_network: bool = False
     tls_cert: str = ""
     tls_key: str = ""
+    tls_ca: str = ""
     token_file: str = ""
     log_level: str = "info"
 
@@ -97,6 +98,17 @@ class ServeOptions:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def tls(self) -> bool:
+        return bool(self.tls_cert)
+
+    @property
+    def own_host(self) -> str:
+        """Under which we reach our own processes: a certificate is made out to the name that others use."""
+        if self.loopback or (self.wildcard and not self.tls):
+            return HOST if self.wildcard else self.host
+        return self.reached_host
 
     @property
     def reached_host(self) -> str:
@@ -177,13 +189,17 @@ def check(o: ServeOptions) -> ServeOptions:
 
 
 def _check_listening(o: ServeOptions) -> None:
-    closed = bool(o.tls_cert and o.tls_key and o.token_file)
-    if not o.loopback and not o.trusted_network and not closed:
+    files = {"--tls-cert": o.tls_cert, "--tls-key": o.tls_key, "--tls-ca": o.tls_ca, "--token-file": o.token_file}
+    missing = [flag for flag, value in files.items() if not value]
+    if missing and len(missing) < len(files):
+        raise _wrong(missing[0], "", "is missing beside the other TLS files", "Give all four, or none.")
+    if not o.loopback and not o.trusted_network:
         raise _wrong(
             "--host",
             o.host,
-            "opens the control plane and the router to other machines without TLS and tokens",
-            "Give --tls-cert, --tls-key and --token-file, or --trusted-network on a network that you trust.",
+            "opens ports to other machines, and those of workers speak plain HTTP",
+            "Give --trusted-network if the cluster's network is one; --tls-cert, --tls-key, --tls-ca and --token-file "
+            "close the control plane and the OpenAI address even so.",
             reason="INSECURE_LISTENER",
         )
 

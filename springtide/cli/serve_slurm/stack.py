@@ -18,7 +18,7 @@ from springtide.cli.processes import module_command
 from springtide.cli.serve_slurm import configs
 from springtide.cli.serve_slurm.options import ServePlan, spec
 from springtide.cli.up.child import Child, child_environment
-from springtide.cli.up.options import HOST, check_ports
+from springtide.cli.up.options import check_ports
 from springtide.cli.up.screen import Screen
 from springtide.cli.up.stack import LISTEN_TIMEOUT_S, POLL_S, STOP_TIMEOUT_S, Stack
 from springtide.client.asynchronous import AsyncSpringtide
@@ -38,7 +38,7 @@ class SlurmStack(Stack):
         self.serve_plan = plan
         self._release = release
         o = plan.serve
-        self.ports = dataclasses.replace(self.ports, host=HOST if o.wildcard or o.loopback else o.host)
+        self.ports = dataclasses.replace(self.ports, host=o.own_host)
         folder = self.data_dir
         processes = (("control plane", "controlplane"), ("router", "router"), ("provisioner", "provisioner"))
         self._children = {
