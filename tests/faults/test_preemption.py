@@ -1,6 +1,6 @@
 """A node that is taken away under load, told by signal, by file or by an operator: not one request fails.
 
-NA10 SM6, F21: announced at once, unrouted, drained within the deadline, the rest continued elsewhere, replaced in
+NA10 SM6, F4: announced at once, unrouted, drained within the deadline, the rest continued elsewhere, replaced in
 parallel.
 """
 

@@ -1,4 +1,4 @@
-"""A node that is told that it will be taken away: by signal, by file (NA10, F21)."""
+"""A node that is told that it will be taken away: by signal, by file (NA10, F4)."""
 
 import asyncio
 import datetime
