@@ -63,7 +63,8 @@ class Draft:
         return report_of(self.snapshot, worker)
 
     def count(self, pool: str, *states: State) -> int:
-        return sum(1 for worker in self.workers_of(pool) if worker.state in states)
+        """Without starts that are to end asleep: these are no coming capacity."""
+        return sum(1 for worker in self.workers_of(pool) if worker.state in states and not worker.intent.spare)
 
     @property
     def full(self) -> bool:
