@@ -44,8 +44,10 @@ def want_nodes(draft: Draft, pool: Pool, workers: int) -> Outlook:
     hunt = _Hunt(draft, pool, offers_for(draft, pool.spec, everything))
     kinds = _kinds(draft, pool, workers, hunt.offers)
     missing = 0
+    without: set[bool | None] = set()  # kinds for which there is none: room only becomes less
     for spot in kinds:
-        if not hunt.find(spot):
+        if spot in without or not hunt.find(spot):
+            without.add(spot)
             missing += 1
         elif spot and draft.snapshot.rules.dynamic_fallback:
             hunt.find(False, strictly=True)  # whichever comes first gets the worker
@@ -55,12 +57,13 @@ def want_nodes(draft: Draft, pool: Pool, workers: int) -> Outlook:
 
 
 class _Hunt:
-    """Room for the workers of one pool, one after another."""
+    """Room for the workers of one pool, one after another: each goes where the one before it went, while it fits."""
 
     def __init__(self, draft: Draft, pool: Pool, offers: list[Offer]) -> None:
         self._draft = draft
         self._pool = pool
-        self._rooms = coming_rooms(draft)
+        self._seen = 0  # of the draft's rooms
+        self._open: list[Room] = []  # those that fitted when they were last looked at, in order
         self._requests = 0
         self.offers = offers
         self.promised: dict[str, None] = {}  # node ids in order
@@ -80,14 +83,28 @@ class _Hunt:
 
     def _fitting(self, spot: bool | None, strictly: bool) -> Room | None:
         """Of the wanted kind before any other: a node that comes is used, whatever it is."""
-        fitting = [room for room in self._rooms if room.fits(self._pool.spec)]
-        like = [room for room in fitting if spot is None or room.spot is spot]
-        return next(iter(like if strictly else like or fitting), None)
+        rooms = coming_rooms(self._draft)
+        self._open += [room for room in rooms[self._seen :] if room.fits(self._pool.spec)]
+        self._seen = len(rooms)
+        other: Room | None = None
+        while self._open and not self._open[0].fits(self._pool.spec):
+            self._open.pop(0)
+        for room in self._open:
+            if not room.fits(self._pool.spec):
+                continue
+            if spot is None or room.spot is spot:
+                return room
+            elif other is None:
+                other = room
+        return None if strictly else other
 
     def _request(self, spot: bool | None, strictly: bool) -> None:
+        if self._requests >= MAX_REQUESTS:
+            self._draft.again()
+            return
         usable = [offer for offer in self.offers if not strictly or offer.kind.spot is spot]
         offer = best(self._draft, self._pool.name, usable, spot=spot)
-        if offer is None or self._requests >= MAX_REQUESTS:
+        if offer is None:
             return
         if self._draft.lacks_room(2 * offer.kind.nodes_per_unit + 12):
             return
