@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from provisioner.core.provider import Phase
+from provisioner.ray.settings import RaySettings
 from provisioner.slurm.jobs import from_json, from_text, mark, newest_of_each, read_mark
 from provisioner.slurm.script import Node, script
 from provisioner.slurm.settings import SlurmSettings, time_limit_s
-from springtide.config import parse
+from springtide.config import parse, reference
 from springtide.errors import InvalidArgument
 
 NOW = 2_000_000_000.0
@@ -200,3 +201,12 @@ def test_the_script_starts_a_crashed_agent_again(tmp_path: Path) -> None:
         assert process.wait(30) == 0
     finally:
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+
+
+@pytest.mark.parametrize(("cls", "page"), [(SlurmSettings, "slurm.md"), (RaySettings, "ray.md")])
+def test_every_setting_is_documented(cls: type, page: str) -> None:
+    """The tables of docs/slurm.md and docs/ray.md, with the defaults and the words of the code."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / page).read_text()
+    for key, default, unit, doc in reference(cls):
+        row = f"| `{key}` | `{default}` | {unit} | {doc} |".replace("h200|h100", "h200\\|h100")
+        assert row in text, row
