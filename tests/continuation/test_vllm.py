@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from springtide.v1 import generation_pb2 as pb
+from springtide.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.continuation.test_exact import CHAT, TEXT, Script
 from tests.continuation.test_explicit import explicit
 from tests.continuation.world import Cut, ask, same, world
@@ -114,3 +117,26 @@ async def test_what_cannot_be_continued_says_why(vllm: int) -> None:
             assert whole.done, (fields, whole.error)
             await explicit(w, script, path, body, f"cannot be continued: {why}")
         assert w.count("not_continuable") == len(BARRED)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "chat"])
+async def test_log_probabilities_over_grpc(vllm: int, kind: str) -> None:
+    """RT10: one for each token, as the real engine says them; greedy tokens are the likeliest ones."""
+    request = pb.GenerateRequest(pool="m", logprobs=2, return_token_ids=True)
+    request.sampling.CopyFrom(pb.Sampling(max_tokens=12, temperature=0, ignore_eos=True))
+    if kind == "chat":
+        request.chat.messages.add(role="user", content="hello")
+    else:
+        request.prompt = "one two"
+    async with (
+        world(Script(), engine_name="vllm", engine_port=vllm) as w,
+        grpc.aio.insecure_channel(w.grpc_address) as channel,
+    ):
+        events = [event async for event in GenerationServiceStub(channel).Generate(request, timeout=60)]
+    told = [event.tokens for event in events if event.WhichOneof("event") == "tokens"]
+    each = [one for tokens in told for one in tokens.logprobs]
+    assert len(each) == sum(len(tokens.token_ids) for tokens in told) == 12
+    for one in each:
+        assert one.logprob <= 0
+        assert len(one.top) >= 2
+        assert one.logprob == max(other.logprob for other in one.top)

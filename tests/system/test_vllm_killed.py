@@ -69,30 +69,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     assert stack.strays() == []
 
 
-def test_log_probabilities_of_the_real_engine(stack: Stack) -> None:
-    """RT10: what Generate gives is what the engine says, for text and chats; greedy tokens are the likeliest ones."""
-
-    async def generate(request: g.GenerateRequest) -> list[g.Tokens]:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{stack.router_port}") as channel:
-            events = [event async for event in GenerationServiceStub(channel).Generate(request, timeout=60)]
-        return [event.tokens for event in events if event.WhichOneof("event") == "tokens"]
-
-    for kind in ("prompt", "chat"):
-        request = g.GenerateRequest(pool="tiny", logprobs=2, return_token_ids=True)
-        request.sampling.CopyFrom(g.Sampling(max_tokens=12, temperature=0, ignore_eos=True))
-        if kind == "chat":
-            request.chat.messages.add(role="user", content="hello")
-        else:
-            request.prompt = "one two"
-        told = uvloop.run(generate(request))
-        each = [one for tokens in told for one in tokens.logprobs]
-        assert len(each) == sum(len(tokens.token_ids) for tokens in told) == 12
-        for one in each:
-            assert one.logprob <= 0
-            assert len(one.top) >= 2
-            assert one.logprob == max(other.logprob for other in one.top)
-
-
 Progress = Callable[[int], None]
 
 
