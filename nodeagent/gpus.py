@@ -5,7 +5,7 @@ alike), the UUID where the host's own CUDA_VISIBLE_DEVICES names UUIDs, and alwa
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ class Device:
     name: str
     memory_bytes: int
     slices: tuple["Device", ...] = ()
+    link_group: str = ""  # of GPUs that reach each other by NVLink
 
 
 class Driver(Protocol):
@@ -77,7 +78,9 @@ def discover(
             )
         return Inventory(())
     chosen = _choose(found.devices(), visible)
-    gpus = tuple(Gpu(gpu_id, device.name, device.memory_bytes) for gpu_id, device in chosen)
+    gpus = tuple(
+        Gpu(gpu_id, device.name, device.memory_bytes, link_group=device.link_group) for gpu_id, device in chosen
+    )
     return Inventory(gpus, found, {gpu_id: device.uuid for gpu_id, device in chosen})
 
 
@@ -155,10 +158,9 @@ class NvmlDriver:
         """All GPUs, MIG slices included."""
         nvml = self._nvml
         try:
-            return [
-                self._device(nvml.nvmlDeviceGetHandleByIndex(index), index)
-                for index in range(nvml.nvmlDeviceGetCount())
-            ]
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            groups = link_groups(len(handles), lambda a, b: self._linked(handles[a], handles[b]))
+            return [self._device(handle, index, groups[index]) for index, handle in enumerate(handles)]
         except nvml.NVMLError as error:
             raise _driver_failed(error) from None
 
@@ -179,7 +181,16 @@ class NvmlDriver:
         except nvml.NVMLError:
             return None
 
-    def _device(self, handle: Any, index: int) -> Device:
+    def _linked(self, one: Any, other: Any) -> bool:
+        """Whether two GPUs reach each other by NVLink, through a switch too."""
+        nvml = self._nvml
+        try:
+            status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        except (nvml.NVMLError, AttributeError):
+            return False
+        return bool(status == nvml.NVML_P2P_STATUS_OK)
+
+    def _device(self, handle: Any, index: int, link_group: str) -> Device:
         nvml = self._nvml
         return Device(
             index=index,
@@ -187,6 +198,7 @@ class NvmlDriver:
             name=_text(nvml.nvmlDeviceGetName(handle)),
             memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             slices=self._slices(handle),
+            link_group=link_group,
         )
 
     def _slices(self, handle: Any) -> tuple[Device, ...]:
@@ -205,6 +217,17 @@ class NvmlDriver:
             except nvml.NVMLError:
                 continue  # an unused place
         return tuple(slices)
+
+
+def link_groups(count: int, linked: Callable[[int, int], bool]) -> list[str]:
+    """The group of each of `count` GPUs: those that a chain of links joins. "" for one without any."""
+    first = list(range(count))
+    for a in range(count):
+        for b in range(a + 1, count):
+            if linked(a, b):
+                new, old = sorted((first[a], first[b]))
+                first = [new if at == old else at for at in first]
+    return [f"nvlink-{at}" if first.count(at) > 1 else "" for at in first]
 
 
 def _text(value: str | bytes) -> str:

@@ -151,12 +151,21 @@ def _takes(worker: Worker, key: str, pools: Mapping[str, Pool]) -> int:
 
 
 def _cut(node: Node, free: tuple[str, ...], size: int) -> tuple[str, ...]:
-    """An aligned block when one is free (neighbours share the fast links, and blocks do not fragment), else the
-    first."""
-    ids = [gpu.id for gpu in node.observed.gpus]
-    available = set(free)
-    for start in range(0, len(ids) - size + 1, size):
-        block = ids[start : start + size]
-        if available.issuperset(block):
-            return tuple(block)
-    return free[:size]
+    """GPUs that NVLink joins where there are enough: an aligned block of one group, else any of the group that has
+    the fewest free. Without them an aligned block (neighbours often share the fast links, and blocks do not fragment),
+    else the first."""
+    group = {gpu.id: gpu.link_group for gpu in node.observed.gpus}
+    ids, available = list(group), set(free)
+    aligned = [tuple(ids[start : start + size]) for start in range(0, len(ids) - size + 1, size)]
+    blocks = [block for block in aligned if available.issuperset(block)]
+    joined = [block for block in blocks if group[block[0]] and len({group[gpu] for gpu in block}) == 1]
+    if joined and size > 1:
+        return joined[0]
+    by_group: dict[str, list[str]] = {}
+    for gpu in free:
+        if group.get(gpu):
+            by_group.setdefault(group[gpu], []).append(gpu)
+    enough = [members for members in by_group.values() if len(members) >= size]
+    if enough and size > 1:
+        return tuple(min(enough, key=len)[:size])
+    return blocks[0] if blocks else free[:size]

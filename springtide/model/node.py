@@ -15,6 +15,7 @@ class Gpu:
     name: str = ""
     memory_bytes: int | None = None
     simulated: bool = False
+    link_group: str = ""  # of GPUs that reach each other by NVLink; empty: none, or nobody knows
 
 
 @dataclass(frozen=True, slots=True)

@@ -750,11 +750,14 @@ class Gpu(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     SIMULATED_FIELD_NUMBER: _builtins.int
+    LINK_GROUP_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Index, UUID or MIG name as the engine's visible-devices variable takes it."""
     name: _builtins.str
     memory_bytes: _builtins.int
     simulated: _builtins.bool
+    link_group: _builtins.str
+    """GPUs of one group reach each other by NVLink. Empty: none, or nobody knows."""
     def __init__(
         self,
         *,
@@ -762,10 +765,11 @@ class Gpu(_message.Message):
         name: _builtins.str = ...,
         memory_bytes: _builtins.int | None = ...,
         simulated: _builtins.bool = ...,
+        link_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "id", b"id", "memory_bytes", b"memory_bytes", "name", b"name", "simulated", b"simulated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes", "id", b"id", "link_group", b"link_group", "memory_bytes", b"memory_bytes", "name", b"name", "simulated", b"simulated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__memory_bytes: _TypeAlias = _typing.Literal["memory_bytes"]  # noqa: Y015
     _WhichOneofArgType__memory_bytes: _TypeAlias = _typing.Literal["_memory_bytes", b"_memory_bytes"]  # noqa: Y015

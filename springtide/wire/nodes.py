@@ -10,7 +10,9 @@ from springtide.wire.values import enum_to_proto, timestamp
 
 
 def gpu_to_proto(gpu: Gpu) -> pb.Gpu:
-    return pb.Gpu(id=gpu.id, name=gpu.name, memory_bytes=gpu.memory_bytes, simulated=gpu.simulated)
+    return pb.Gpu(
+        id=gpu.id, name=gpu.name, memory_bytes=gpu.memory_bytes, simulated=gpu.simulated, link_group=gpu.link_group
+    )
 
 
 def gpu_from_proto(message: pb.Gpu) -> Gpu:
@@ -18,7 +20,7 @@ def gpu_from_proto(message: pb.Gpu) -> Gpu:
     if not message.id:
         raise InvalidArgument(field="gpus.id", value="", problem="is empty", remedy="Give each GPU its id.")
     memory = message.memory_bytes if message.HasField("memory_bytes") else None
-    return Gpu(message.id, message.name, memory, message.simulated)
+    return Gpu(message.id, message.name, memory, message.simulated, message.link_group)
 
 
 def node_to_proto(

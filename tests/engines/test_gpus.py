@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nodeagent.gpus import Device, NvmlDriver, discover
+from nodeagent.gpus import Device, NvmlDriver, discover, link_groups
 from springtide.errors import InvalidArgument
 
 GIB = 1 << 30
@@ -145,3 +145,19 @@ def test_memory_that_the_driver_keeps_is_not_counted_where_it_can_tell() -> None
         driver = NvmlDriver(PlayedNvml(has_v2))
         assert driver.memory_used_bytes("GPU-gpu0") == used
         assert driver.memory_used_bytes("GPU-gone") is None
+
+
+@pytest.mark.parametrize(
+    ("links", "groups"),
+    [
+        ("", ["", "", "", ""]),
+        ("01 23", ["nvlink-0", "nvlink-0", "nvlink-2", "nvlink-2"]),
+        ("01 02 03 12 13 23", ["nvlink-0"] * 4),  # a switch joins all
+        ("12", ["", "nvlink-1", "nvlink-1", ""]),
+        ("03 12 23", ["nvlink-0"] * 4),  # a chain is one group
+    ],
+)
+def test_gpus_that_nvlink_joins_are_a_group(links: str, groups: list[str]) -> None:
+    """NA1: pairs that the driver calls linked."""
+    pairs = {(int(pair[0]), int(pair[1])) for pair in links.split()}
+    assert link_groups(4, lambda a, b: (a, b) in pairs) == groups

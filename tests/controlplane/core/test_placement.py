@@ -75,6 +75,32 @@ def test_blocks_are_aligned_while_they_can_be() -> None:
     assert place(spec(tensor_parallel_size=2), nodes, scattered, {}, lives) == Slice("n1", ("0", "2"))
 
 
+@pytest.mark.parametrize(
+    ("groups", "held", "size", "chosen"),
+    [
+        ("aabb", "", 2, "01"),
+        ("abab", "", 2, "02"),  # no aligned block is joined
+        ("abba", "", 2, "03"),
+        ("aaaabb  ", "", 2, "01"),
+        ("aaaabbbb", "01", 2, "23"),
+        ("aabbbb", "24", 2, "01"),
+        ("abbb", "", 2, "23"),
+        ("    ", "0", 2, "23"),  # nobody knows: aligned
+        ("abcd", "0", 2, "23"),
+        ("aabb", "03", 2, "12"),  # none is joined: better apart than not at all
+        ("aabb", "", 4, "0123"),
+        ("aabb", "0", 1, "1"),
+    ],
+)
+def test_a_tensor_parallel_set_prefers_gpus_that_nvlink_joins(groups: str, held: str, size: int, chosen: str) -> None:
+    """NA1: by the groups that the agent reports; what they say never keeps a worker out."""
+    gpus = tuple(Gpu(str(at), link_group=name.strip()) for at, name in enumerate(groups))
+    host = Node("n1", observed=NodeObserved(gpus=gpus))
+    workers = {f"w-{gpu}": holder(f"w-{gpu}", "n1", gpu) for gpu in held}
+    found = place(spec(tensor_parallel_size=size), {"n1": host}, workers, {}, {"n1": live()})
+    assert found == Slice("n1", tuple(chosen))
+
+
 def test_engines_without_a_record_hold_their_gpus() -> None:
     """Fault F15: another store's engine, or ours that the record has let go, still takes its GPUs; an ended one does
     not."""
