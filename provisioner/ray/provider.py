@@ -129,7 +129,11 @@ class RayProvider:
         flags += ["--controlplane", self._context.agent_controlplane, "--stop-timeout-s", f"{s.stop_timeout_s:g}"]
         return {
             "node_id": agent_id,
-            "flags": [*flags, *(("--insecure",) if s.agent_insecure else ())],
+            "flags": [
+                *flags,
+                *(("--insecure",) if s.agent_insecure else ()),
+                *(("--config", s.agent_config) if s.agent_config else ()),
+            ],
             "environ": self._context.agent_environment(order),
             "python": s.python,
             "import_path": "" if s.python or "site-packages" in root else root,

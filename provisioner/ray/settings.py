@@ -24,6 +24,7 @@ class RaySettings:
     agent_insecure: bool = setting(False, doc="Shims may listen on a network address (plain HTTP): a trusted network.")
     simulated_gpus: bool = setting(False, doc="The agent counts the GPUs that Ray gave and does not look at them.")
     python: str = setting("", doc="Python of the agent on the nodes. Default: that of Ray's workers.")
+    agent_config: str = setting("", doc="File of more settings for the agents (nodeagent.toml), as all nodes see it.")
     data_dir: str = setting("", doc="Folder of the agents on their nodes. Default: below the temporary folder.")
     stop_timeout_s: float = setting(60.0, doc="Longest drain of an agent that is stopped.", unit="s", minimum=0)
     ready_timeout_s: float = setting(

@@ -58,6 +58,8 @@ def _config(settings: SlurmSettings, node: Node) -> str:
     lines += ['"slurm/job" = "$SLURM_JOB_ID"', '"slurm/node" = "$SLURMD_NODENAME"']
     if settings.resources:
         lines += ["", "[resources]", *(_literal(f"{_key(k)} = {v}") for k, v in settings.resources.items())]
+    if settings.allowed_flags:
+        lines += ["", "[launch]", _literal(f"allowed_flags = {json.dumps(list(settings.allowed_flags))}")]
     if settings.interpreters:
         lines += ["", "[launch.interpreters]"]
         lines += [f'{_literal(_key(engine))} = "{path}"' for engine, path in settings.interpreters.items()]

@@ -66,6 +66,9 @@ class SlurmSettings:
     interpreters: Mapping[str, str] = setting(
         default_factory=dict, doc="Python of each engine's environment on the nodes; shell variables count."
     )
+    allowed_flags: tuple[str, ...] = setting(
+        (), doc="Engine flags that agents deny by default and allow here, e.g. --trust-remote-code."
+    )
     agent_options: Mapping[str, str] = setting(
         default_factory=dict, doc="More of the agent's settings, as in nodeagent.toml, each a TOML value."
     )

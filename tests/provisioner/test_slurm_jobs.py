@@ -174,7 +174,10 @@ def test_the_script_passes_the_warning_on_and_leaves_nothing(tmp_path: Path) -> 
     """PV4, NA10: SIGTERM reaches the agent; its folder goes with a clean end; its settings are what was written."""
     import tomllib
 
-    process = _start(tmp_path, 0, simulated_gpus=True, interpreters={"vllm": "$HOME/venv/bin/python"}, notice_s=90)
+    options: dict[str, Any] = {"allowed_flags": ("--trust-remote-code",), "simulated_gpus": True, "notice_s": 90}
+    process = _start(
+        tmp_path, 0, simulated_gpus=True, interpreters={"vllm": "$HOME/venv/bin/python"}, notice_s=90, **allowed
+    )
     try:
         _until(tmp_path / "settings", 8)
         assert (tmp_path / "job-12").stat().st_mode & 0o077 == 0
@@ -189,6 +192,7 @@ def test_the_script_passes_the_warning_on_and_leaves_nothing(tmp_path: Path) -> 
     assert found["gpus"] == 2
     assert found["stop_timeout_s"] == 28.0
     assert found["labels"] == {'odd "label"': "a$b`c\\d", "slurm/job": "12", "slurm/node": "host-7"}
+    assert found["launch"]["allowed_flags"] == ["--trust-remote-code"]
     assert found["launch"]["interpreters"]["vllm"] == os.environ["HOME"] + "/venv/bin/python"
 
 

@@ -33,6 +33,7 @@ _OPTIONS = (
     _text("--engine-extra-args", metavar="'ARGS'", help="More of the engine's flags."),
     _text("--enable-prefix-caching/--no-prefix-caching", "enable_prefix_caching", help="[the engine's]"),
     _text("--reasoning-effort", help="low, medium or high, for models whose chat template knows it."),
+    _text("--trust-remote-code", is_flag=True, help="Let the engine run code that comes with the model."),
     _text("--conda-env", help="Conda environment of the engine on the nodes."),
     _text("--venv-path", help="Virtual environment of the engine on the nodes."),
     _text("--project-root", help="Folder that jobs start in."),

@@ -106,6 +106,7 @@ def provider(o: ServeOptions, data_dir: Path) -> dict[str, Any]:
         "working_dir": str(Path(o.project_root).expanduser().absolute()) if o.project_root else "",
         "log_dir": str(Path(o.log_dir).expanduser().absolute()),
         "interpreters": dict.fromkeys(ENV_FOR_ENGINES, python) if python else {},
+        "allowed_flags": ["--trust-remote-code"] if o.trust_remote_code else [],
         "agent_options": options,
     }
 

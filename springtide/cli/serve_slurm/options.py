@@ -45,6 +45,7 @@ class ServeOptions:
     engine_extra_args: str = ""
     enable_prefix_caching: bool | None = None
     reasoning_effort: str | None = None
+    trust_remote_code: bool = False
     conda_env: str = ""
     venv_path: str = ""
     project_root: str = ""
@@ -250,6 +251,8 @@ def engine_args(o: ServeOptions) -> list[str]:
             args.append("--enable-prefix-caching" if o.enable_prefix_caching else "--no-enable-prefix-caching")
         if o.enable_prefix_caching is False and not vllm:
             args.append("--disable-radix-cache")
+        if o.trust_remote_code:
+            args.append("--trust-remote-code")
         if o.reasoning_effort is not None:
             args += ["--default-chat-template-kwargs", json.dumps({"reasoning_effort": o.reasoning_effort})]
     return [*args, *o.engine_extra_args.split()]
