@@ -175,9 +175,7 @@ def test_the_script_passes_the_warning_on_and_leaves_nothing(tmp_path: Path) -> 
     import tomllib
 
     options: dict[str, Any] = {"allowed_flags": ("--trust-remote-code",), "simulated_gpus": True, "notice_s": 90}
-    process = _start(
-        tmp_path, 0, simulated_gpus=True, interpreters={"vllm": "$HOME/venv/bin/python"}, notice_s=90, **allowed
-    )
+    process = _start(tmp_path, 0, interpreters={"vllm": "$HOME/venv/bin/python"}, **options)
     try:
         _until(tmp_path / "settings", 8)
         assert (tmp_path / "job-12").stat().st_mode & 0o077 == 0
