@@ -25,7 +25,16 @@ from springtide.dataplane.heads import (
     encode_response_head,
     parse_response_head,
 )
-from springtide.dataplane.messages import Outcome, OutcomeKind, Reply, Route, ShapeError, error_body, error_reply
+from springtide.dataplane.messages import (
+    Outcome,
+    OutcomeKind,
+    Reply,
+    Route,
+    ShapeError,
+    Shaper,
+    error_body,
+    error_reply,
+)
 from springtide.dataplane.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -161,8 +170,11 @@ class Attempt:
         if towards is not None:
             if is_plain_chunk(data):
                 self.passed += 1
-                self.sent += len(data)
-                towards(data)
+                if self.shaper is None:
+                    self.sent += len(data)
+                    towards(data)
+                else:
+                    self._shape(self.shaper, data, towards)
                 return
             self.steady = None
         body = self.body
@@ -195,13 +207,17 @@ class Attempt:
         self.sent += len(data)
         if shaper is None:
             self.exchange.client.transport.write(data)
-            return
+        else:
+            self._shape(shaper, data, self.exchange.client.transport.write)
+
+    def _shape(self, shaper: Shaper, data: bytes, towards: Callable[[bytes], None]) -> None:
+        """One chunk of whole events."""
         try:
             shaped = shaper.feed(data[data.find(b"\n") + 1 : -2])
         except ShapeError as error:
             self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
             return
-        self.exchange.client.transport.write(self._encode(shaped))
+        towards(shaped if self.plain else chunk(shaped))
         if shaper.ended:
             self._finish()
 
@@ -293,6 +309,8 @@ class Attempt:
                     client.transport.write(self._encode(shaper.feed(events)))
                     if shaper.ended:
                         self._finish()
+                    elif events is payload and body.aligned:
+                        self.steady = client.transport.write
                 elif not (events is payload and self.verbatim and body.aligned):
                     client.transport.write(self._encode(events))
                 else:
