@@ -162,7 +162,7 @@ def parse_request_head(head: bytes, max_headers: int) -> RequestHead:
     method = parser.get_method().decode("latin-1")
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):
-        raise HeadError(505, f"HTTP/{version} is not served; use HTTP/1.1")
+        raise HeadError(400, f"HTTP/{version} is not served; use HTTP/1.1")
     if method == "CONNECT":
         raise HeadError(405, "CONNECT is not served")
     if version == "1.1" and not any(name == b"host" for name, _ in headers):
@@ -190,7 +190,7 @@ def _request_length(headers: Headers) -> int:
             length = value
         elif name == b"transfer-encoding":
             if chunked or value.lower() != b"chunked":
-                raise HeadError(501, "the only Transfer-Encoding that is served is chunked")
+                raise HeadError(400, "the only Transfer-Encoding that is served is chunked")
             chunked = True
     if chunked:
         if length is not None:
