@@ -16,6 +16,7 @@ _UNSURE = frozenset({"UNKNOWN_LOAD", "POLICY_INVALID", "POLICY_FAILED"})
 def write_down(draft: Draft, pool: Pool, aim: Aim, moves: Moves, before: int, was_desired: int) -> None:
     if aim.asked is None:
         _write_convergence(draft, pool, aim, moves, before, was_desired)
+        _write_blocked(draft, pool, aim, moves, before)
         return
     answer, name = aim.asked.answer, aim.asked.policy
     moved = tuple(moves.grown if answer.wanted > before else moves.shrunk)
@@ -23,6 +24,8 @@ def write_down(draft: Draft, pool: Pool, aim: Aim, moves: Moves, before: int, wa
         _write_convergence(draft, pool, aim, moves, before, was_desired)
         reason, message, result = answer.reason, answer.message, DecisionResult.HOLD
         moved = ()
+        if moves.blocked is not None and moves.blocked.awaited and not moves.grown:
+            reason, message = blocked_reason(moves.blocked), f"{message}; {moves.blocked}"
         blocked = moves.blocked is not None and not moves.blocked.awaited  # what has a node coming is still on its way
         unplaceable = blocked and not moves.grown and answer.reason not in _UNSURE
         if unplaceable:  # nobody asks for it any more: it is not started when room appears later
@@ -61,6 +64,28 @@ def _why_not(draft: Draft, pool: Pool, moves: Moves, growing: bool) -> tuple[str
     if any(is_exhausted(worker, pool) for worker in draft.workers_of(pool.name)):
         return "START_ATTEMPTS_EXHAUSTED", "its start attempts ran out"
     return "START_BACKOFF", "a failed start waits for its next attempt"
+
+
+def _write_blocked(draft: Draft, pool: Pool, aim: Aim, moves: Moves, before: int) -> None:
+    """Which nodes an operator's pin waits for, or why none is asked for: once for each outlook. What a policy asks for
+    has a decision of its own."""
+    blocked, pinned = moves.blocked, pool.intent.manual_workers is not None
+    if blocked is None or not blocked.outlook or not pinned or moves.grown or moves.shrunk:
+        return
+    standing, reason = draft.snapshot.live.last_decision.get(pool.name), blocked_reason(blocked)
+    if standing is None or standing.reason != reason or blocked.outlook not in standing.message:
+        inputs: dict[str, float | int | str | bool | None] = {"desired": aim.target, "awaited": blocked.awaited}
+        record(
+            draft,
+            pool,
+            policy=aim.by,
+            result=DecisionResult.HOLD,
+            reason=reason,
+            message=str(blocked),
+            from_workers=before,
+            to_workers=aim.target,
+            inputs=inputs,
+        )
 
 
 def blocked_reason(blocked: CannotPlace) -> str:

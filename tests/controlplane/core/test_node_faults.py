@@ -156,7 +156,7 @@ class Chaos(NodeWorld):
 
 @pytest.mark.parametrize("seed", range(16))
 def test_random_faults(seed: int) -> None:
-    """CP9, CP10, CP13, CP15, CP16, CP17, PV1: safety under faults, then rest."""
+    """CP9, CP10, CP13, CP15, CP16, CP17, PV1, F20, F41: safety under faults, then rest."""
     world = Chaos(seed)
     for _ in range(STEPS):
         if world.rng.random() < 0.3:
@@ -174,7 +174,7 @@ def test_random_faults(seed: int) -> None:
 @pytest.mark.parametrize("step", range(30))
 @pytest.mark.parametrize("who", ["leader", "provisioner", "both"])
 def test_a_restart_at_each_step_acquires_nothing_twice(step: int, who: str) -> None:
-    """CP9, CP10: one scale-up and one scale-down; a crash at any step of it changes nothing of the outcome."""
+    """CP9, CP10, F19, F41: one scale-up and one scale-down; a crash at any step of it changes nothing of the outcome."""
     world = Chaos(0)
     world.rng.random = lambda: 1.0  # type: ignore[method-assign]  # no refused commits
     world.pin(4)

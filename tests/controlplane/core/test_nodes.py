@@ -390,10 +390,32 @@ def test_nothing_waits_for_the_word_of_a_node_that_was_given_back() -> None:
 
 
 def test_no_spot_node_is_kept_for_workers_that_cannot_move() -> None:
-    """Policies.md: workers on nodes that nobody takes back, or that another pool uses, too, stay where they are. (Swarm,
-    seeds 5 and 199.)"""
+    """Policies.md: workers on nodes that nobody takes back, or that another pool uses, too, stay where they are.
+    (Swarm, seeds 5 and 199.)"""
     world = NodeWorld(provider(sets=(SPOT, STEADY)), rules=dataclasses.replace(RULES, dynamic_fallback=True), nodes=1)
     want(world, 1)
     world.turn(times=60)
     assert world.count(State.ACTIVE) == 1
     assert world.alive() == [], "its worker runs on a host of our own"
+
+
+def test_a_decision_says_which_nodes_are_awaited_or_why_none_is() -> None:
+    """PL14, rule 11: for an operator's pin and for a policy; each outlook once, not each look."""
+    world = NodeWorld(provider(nodes=1, gpus=1, queue_s=15.0))
+    want(world, 2)
+    world.turn(times=6)
+    (decision,) = [found for found in world.decisions if found.pool == "demo"]
+    (node_id,) = world.records(REQUESTED)
+    assert decision.reason == "AWAITS_NODE"
+    assert node_id in decision.message
+    assert "p1/std has reached its cap of 1 nodes" in decision.message
+    world.turn(times=20)
+    reasons = [found.reason for found in world.decisions]
+    assert reasons[0] == "AWAITS_NODE"
+    assert reasons[-1] == "CANNOT_PLACE"
+    assert len(reasons) <= 5
+    world = NodeWorld(provider(queue_s=1000.0))
+    world.add_pool(min_workers=1, max_workers=2)
+    world.turn(times=20)
+    assert world.decisions[-1].reason == "AWAITS_NODE"
+    assert world.records(REQUESTED)[0] in world.decisions[-1].message
