@@ -129,7 +129,7 @@ class FakeControlPlane(agent_pb2_grpc.AgentServiceServicer):
             push.set()
 
     async def until(
-        self, worker_id: str, phase: ReportedPhase, generation: int = 0, bound_s: float = 20.0
+        self, worker_id: str, phase: ReportedPhase, generation: int = 0, bound_s: float = 40.0
     ) -> WorkerReport:
         """Waits until the worker is reported in a phase, at a generation or a newer one."""
 
