@@ -253,14 +253,17 @@ def _follow_up(draft: Draft, node: Node, found: ProvidedNode | None) -> None:
         action = "node_preempted" if reason in _PREEMPTIONS else "node_releasing"
         node_event(draft, node, action, found.message or "its provisioner takes it back")
     elif provided.ends_at is not None:
-        if _ends_soon(draft, provided):
+        preempted = found is not None and found.reason in _PREEMPTIONS
+        lead_s = draft.snapshot.rules.rollover_lead_s
+        if not preempted:  # a node that lives for less than the lead serves for half of its time
+            lead_s = min(lead_s, (provided.ends_at - node.state_since) / 2)
+        if draft.now >= provided.ends_at - lead_s:
             node = move(draft, node, NodeState.RELEASING, ENDS)
-            preempted = found is not None and found.reason in _PREEMPTIONS
             left_s = max(0.0, provided.ends_at - draft.now)
             message = (found.message if found is not None else "") or f"it is taken away in {left_s:.0f} s"
             node_event(draft, node, "node_preempted" if preempted else "node_releasing", message)
         else:
-            draft.wake(provided.ends_at - draft.snapshot.rules.rollover_lead_s)
+            draft.wake(provided.ends_at - lead_s)
 
 
 def _ends_soon(draft: Draft, provided: Provision) -> bool:

@@ -47,6 +47,7 @@ class FakeProvider:
     kind: str = "fake"
     queue_s: float = 2.0  # PENDING for so long
     boot_s: float = 1.0  # RUNNING to the agent's hello
+    life_s: float | None = None  # a host's time limit, from RUNNING on
     never_registers: bool = False
     refuses: bool = False
     hosts: dict[str, Host] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class FakeProvider:
         for host in list(self.hosts.values()):
             if host.phase is ProvidedPhase.PENDING and now >= host.since + self.queue_s:
                 host.phase, host.since = ProvidedPhase.RUNNING, now
+                host.ends_at = None if self.life_s is None else now + self.life_s
             elif _is_over(host, now):
                 host.phase, host.since = ProvidedPhase.ENDED, now
             elif host.phase is ProvidedPhase.ENDED and now >= host.since + 60.0:

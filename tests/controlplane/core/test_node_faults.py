@@ -174,7 +174,7 @@ def test_random_faults(seed: int) -> None:
 @pytest.mark.parametrize("step", range(30))
 @pytest.mark.parametrize("who", ["leader", "provisioner", "both"])
 def test_a_restart_at_each_step_acquires_nothing_twice(step: int, who: str) -> None:
-    """CP9, CP10, F19, F41: one scale-up and one scale-down; a crash at any step of it changes nothing of the outcome."""
+    """CP9, CP10, F19, F41: one scale-up and one scale-down; a crash at any step of it changes nothing."""
     world = Chaos(0)
     world.rng.random = lambda: 1.0  # type: ignore[method-assign]  # no refused commits
     world.pin(4)

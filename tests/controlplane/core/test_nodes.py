@@ -419,3 +419,16 @@ def test_a_decision_says_which_nodes_are_awaited_or_why_none_is() -> None:
     world.turn(times=20)
     assert world.decisions[-1].reason == "AWAITS_NODE"
     assert world.records(REQUESTED)[0] in world.decisions[-1].message
+
+
+def test_nodes_that_live_for_less_than_the_lead_serve_all_the_same() -> None:
+    """PV4: with a time limit below rollover_lead_s each node serves for half of its time; the pool is never empty."""
+    world = NodeWorld(provider(life_s=40.0, queue_s=1.0), rules=dataclasses.replace(RULES, rollover_lead_s=600.0))
+    want(world, 1, drain_timeout_s=2.0)
+    world.turn(times=10)
+    least = 9
+    for _ in range(150):
+        world.turn()
+        least = min(least, len(world.routed()))
+    assert least >= 1
+    assert world.actions().count("node_requested") < 14
