@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from springtide.v1 import types_pb2 as t
 from tests.provisioner.slurm_cluster import VirtualCluster, running_cluster
 from tests.provisioner.slurm_stack import Load, SlurmStack
 from tests.system.conftest import ENGINE, TIMING
@@ -67,10 +68,8 @@ def wait_whole(stack: SlurmStack, what: str, timeout_s: float = 45.0) -> dict[st
         raise AssertionError(f"{error}\n{stack.explain()}") from None
 
 
-def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
-    """PV4, CP9, CP10, CP12, NA10: acquired to the target; a preemption, a dead host, a time limit and restarts of
-    provisioner and control plane under load: the pool comes back each time, no job is orphaned or one too many, and no
-    client sees anything."""
+def serve(stack: SlurmStack) -> None:
+    """The pool `demo`, of as many workers as the wanted nodes have room for."""
     stack.start()
     stack.apply(
         name="demo",
@@ -82,6 +81,13 @@ def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
         policy_name="static",
         policy={"workers": NODES_WANTED * GPUS},
     )
+
+
+def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
+    """PV4, CP9, CP10, CP12, NA10: acquired to the target; a preemption, a dead host, a time limit and restarts of
+    provisioner and control plane under load: the pool comes back each time, no job is orphaned or one too many, and no
+    client sees anything."""
+    serve(stack)
     before = wait_whole(stack, "at first")
     stack.wait_routable("demo")
     load = Load(stack.http, "demo")
@@ -123,6 +129,40 @@ def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
     assert stack.most_jobs <= NODES_WANTED + 1, "one more while one is replaced"
     ours = [job for job in cluster.jobs("all") if job != high]
     assert len(ours) == NODES_WANTED + 3, f"one job for each that was lost: {cluster.jobs('all')}"
+
+
+def test_a_daemon_dies_and_its_job_does_not(cluster: VirtualCluster, stack: SlurmStack) -> None:
+    """PV4, CP12: kill -9 of a slurmd alone: SLURM gives its job up (NODE_FAIL) while the agent goes on. Its workers
+    drain, others take their place, nothing is cut; when slurmd comes back it ends what is left."""
+    serve(stack)
+    before = wait_whole(stack, "at first")
+    stack.wait_routable("demo")
+    load = Load(stack.http, "demo")
+    given_up, host = next(iter(before.items()))
+    try:
+        wait_for("some answers", lambda: len(load.results) > 5)
+        cluster.kill_node(int(host.removeprefix("vnode")), with_jobs=False)
+        wait_for("NODE_FAIL", lambda: "NODE_FAIL" in stack.told(given_up), 60, every_s=0.5)
+        wait_for("other workers", lambda: len(off(stack, given_up)) == NODES_WANTED * GPUS, 60, every_s=0.2)
+    finally:
+        report = load.stop()
+        if host not in cluster.idle_nodes():
+            cluster.start_node(int(host.removeprefix("vnode")))
+    wait_for("the host's return", lambda: host in cluster.idle_nodes(), every_s=0.2)
+    wait_for("the end of what was left", lambda: not left_of(cluster, given_up))
+    assert not report.failed, report.explain()
+    assert not report.inexact, report.explain()
+    wait_whole(stack, "in the end")
+
+
+def off(stack: SlurmStack, job: str) -> list[t.Worker]:
+    """ACTIVE workers that are not on this job's node."""
+    ids = {node.node_id for node in stack.status().nodes if node.reference == job}
+    return [worker for worker in stack.workers("ACTIVE") if worker.node_id not in ids]
+
+
+def left_of(cluster: VirtualCluster, job: str) -> list[int]:
+    return [pid for pid, env in cluster.processes() if env.get("SLURM_JOB_ID") == job]
 
 
 def replaced_first(stack: SlurmStack, job: str) -> bool:
