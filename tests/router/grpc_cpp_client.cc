@@ -81,5 +81,6 @@ int main(int, char** argv) {
     for (const auto& model : models.models()) names += model.name() + " ";
     std::cout << "models|" << status.error_code() << "||" << names << "|\n";
   }
+  generate(stub, "long", ask("p", std::string(600000, 'x'), 5));  // more than a window of flow control
   generate(stub, "after", ask("p", "tide 1", 30));
 }

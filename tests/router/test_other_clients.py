@@ -91,7 +91,8 @@ async def built(*argv: str | Path) -> str:
 async def test_grpc_for_cpp(tmp_path: Path) -> None:
     """RT1, RT3, RT8: streams, a deadline, a cancellation, and google.rpc details of errors, with the C core of 2022."""
     client = await built_cpp_client(tmp_path)
-    async with sim_engine(tmp_path) as (port, _):
+    roomy = ("--max-model-len", "300000", "--num-gpu-blocks-override", "100000", "--prefill-tokens-per-s", "1e9")
+    async with sim_engine(tmp_path, *roomy) as (port, _):
         known = table(worker("a", port))
         empty = RoutedPool("p2", "m2", max_waiting=8, waiting_timeout_s=0.2, max_workers=1)
         known = replace(known, pools={**known.pools, "p2": empty})
@@ -113,6 +114,7 @@ async def test_grpc_for_cpp(tmp_path: Path) -> None:
             assert found["empty"].code == grpc.StatusCode.UNAVAILABLE.value[0]
             assert found["empty"].details.endswith("+retry")
             assert found["models"].text.split() == ["m", "m2"]
+            assert found["long"].text == answer_text("x" * 600_000, 5)
             assert found["after"].text == answer_text("tide 1", 30)
             await until(lambda: r.in_flight == 0)
 
