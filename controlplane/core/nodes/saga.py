@@ -197,6 +197,7 @@ def _follow_request(draft: Draft, node: Node, owner: ProvisionerLive | None, fou
     deadline = provided.register_deadline
     if deadline is None:
         return
+    deadline = max(deadline, draft.snapshot.grace_until)  # nobody was heard while nobody listened
     if draft.now < deadline:
         draft.wake(deadline)
         return
@@ -223,6 +224,7 @@ def _follow_given(
     here = agent_is_here(draft, node.node_id)
     over = found is not None and found.phase is ProvidedPhase.ENDED
     unlisted = owner is not None and owner.connected and found is None and provided.phase is not None
+    unlisted = unlisted and draft.now >= draft.snapshot.grace_until
     if not here and (over or unlisted):
         message = found.message if found is not None else "its provisioner has it no more"
         reason = (found.reason if found is not None else "") or ("RELEASED" if provided.release else "ENDED")
@@ -237,7 +239,7 @@ def _follow_given(
         elif not provided.release and is_empty(draft, node, held, leaving=True):
             _keep(draft, node, release=True)
     elif node.state is NodeState.LOST and not provided.release:
-        at = node.state_since + draft.snapshot.rules.lost_release_s
+        at = max(node.state_since + draft.snapshot.rules.lost_release_s, draft.snapshot.grace_until)
         draft.wake(at)
         if draft.now >= at:
             node = _keep(draft, node, release=True)

@@ -432,3 +432,20 @@ def test_nodes_that_live_for_less_than_the_lead_serve_all_the_same() -> None:
         least = min(least, len(world.routed()))
     assert least >= 1
     assert world.actions().count("node_requested") < 14
+
+
+def test_a_control_plane_that_was_away_gives_up_nobody_unheard() -> None:
+    """Rule 8, CP10: deadlines that passed while nobody listened wait for one grace period."""
+    world = NodeWorld(provider(boot_s=15.0))
+    want(world, 1)
+    world.turn(times=4)
+    (node_id,) = world.records(REQUESTED)
+    for memory in (world.live_nodes, world.routers, world.heard):
+        memory.clear()
+    world.now += 100.0  # it was away; the node has come meanwhile and tries to register
+    world.grace_until = world.now + world.timing.grace_s
+    world.settle()
+    assert world.records(REQUESTED) == [node_id]
+    world.turn(times=10)
+    assert world.records(UP) == [node_id]
+    assert world.actions().count("node_requested") == 1
