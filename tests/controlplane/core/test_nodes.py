@@ -436,10 +436,13 @@ def test_nodes_that_live_for_less_than_the_lead_serve_all_the_same() -> None:
 
 def test_a_control_plane_that_was_away_gives_up_nobody_unheard() -> None:
     """Rule 8, CP10: deadlines that passed while nobody listened wait for one grace period."""
-    world = NodeWorld(provider(boot_s=15.0))
+    world = NodeWorld(provider(boot_s=15.0, queue_s=0.5))
     want(world, 1)
     world.turn(times=4)
     (node_id,) = world.records(REQUESTED)
+    provided = world.node_records[node_id].provided
+    assert provided is not None
+    assert provided.phase is ProvidedPhase.RUNNING
     for memory in (world.live_nodes, world.routers, world.heard):
         memory.clear()
     world.now += 100.0  # it was away; the node has come meanwhile and tries to register
