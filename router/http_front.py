@@ -1,13 +1,11 @@
 """The OpenAI front: a director over the relay. Token routes go to workers; everything else is answered here."""
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from urllib.parse import parse_qs
 
 import orjson
@@ -18,6 +16,7 @@ from router.continuation import Continuation, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.core.want import read_want
+from router.request_id import new_request_id
 from router.resumed import asking_for_ids, go_on, with_reason
 from router.upstream import AttemptEnd, Dispatcher
 from router.waiting import later
@@ -314,15 +313,6 @@ def _fault(outcome: Outcome) -> str:
     if outcome.kind is not OutcomeKind.ERROR_STATUS:
         return ""
     return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")
-
-
-_process = os.urandom(8).hex().encode()
-_numbers = count(int.from_bytes(os.urandom(4), "big"))
-
-
-def new_request_id() -> bytes:
-    """32 digits: half of them are this process's, the others count."""
-    return _process + b"%016d" % next(_numbers)
 
 
 def _json(status: int, value: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:

@@ -5,7 +5,7 @@ Towards HTTP/2 it is the handler of a stream, towards the exchange it is the cli
 
 import asyncio
 import logging
-import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import orjson
@@ -16,6 +16,7 @@ from router.core.admission import Ticket
 from router.generation import translate, want_of
 from router.h2 import wire
 from router.h2.messages import Messages
+from router.request_id import new_request_id
 from springtide.dataplane import OutcomeKind, Request
 from springtide.dataplane.exchange import Exchange
 from springtide.errors import Internal, InvalidArgument, NotFound, SpringtideError, Unavailable
@@ -169,7 +170,7 @@ class Call:
             models = ", ".join(dispatcher.admission.fleet.models())
             remedy = f"Name one of: {models}." if models else "There is no pool yet."
             raise InvalidArgument(field="pool", value="", problem="is missing", remedy=remedy)
-        self.request_id = request.request_id or uuid.uuid4().hex
+        self.request_id = request.request_id or new_request_id().decode()
         ticket = dispatcher.open(request.pool, self._deadline, want_of(request, self._headers, self.request_id))
         try:
             model = dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
@@ -212,6 +213,10 @@ class Call:
         self._started = True
         self._stream.send_headers(wire.HEAD)
         self._stream.send(data[end:])
+
+    def steady_write(self) -> Callable[[bytes], None]:
+        """What writes the messages of a stream that runs."""
+        return self._stream.send if self._started and self.error is None else self.write
 
     def exchange_done(self, close: bool) -> None:
         """The exchange is over."""

@@ -165,7 +165,7 @@ class GenerateFront:
             if isinstance(found, Route):
                 found.shaper = messages.resume(found.shaper)
                 return found
-            return Reply(200, (), messages.read(found))
+            return Reply(200, (), messages.feed(found))
         except SpringtideError as error:
             call.error = error
             return _ENDED

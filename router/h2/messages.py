@@ -14,7 +14,7 @@ from springtide.v1 import generation_pb2 as pb
 class Messages:
     """What one call's events have said so far; it outlives the attempt that began it."""
 
-    __slots__ = ("_after", "_before", "_mark", "_progress", "_started", "begun", "finished")
+    __slots__ = ("_after", "_before", "_mark", "_progress", "_started", "begun", "ended", "finished")
 
     def __init__(self, chat: bool) -> None:
         self._mark = b'"content":"' if chat else b'"text":"'
@@ -24,19 +24,20 @@ class Messages:
         self._progress = Progress(chat)
         self._started: Callable[[], pb.Started]
         self.begun = False
+        self.ended = False
         self.finished = False
 
-    def attempt(self, started: Callable[[], pb.Started], inner: Shaper | None) -> "MessageShaper":
+    def attempt(self, started: Callable[[], pb.Started], inner: Shaper | None) -> Shaper:
         """The shaper of the next attempt. `started` is asked once, with the first message."""
         if not self.begun:
             self._started = started
-        return MessageShaper(self, inner)
+        return self if inner is None else MessageShaper(self, inner)
 
-    def resume(self, inner: Shaper | None) -> "MessageShaper":
+    def resume(self, inner: Shaper | None) -> Shaper:
         """The shaper of a part that goes on with what was begun."""
-        return MessageShaper(self, inner)
+        return self if inner is None else MessageShaper(self, inner)
 
-    def read(self, events: bytes) -> bytes:
+    def feed(self, events: bytes) -> bytes:
         """Framed messages for whole events. Raises ShapeError."""
         if events.startswith(self._before) and events.endswith(self._after):
             text = events[len(self._before) : -len(self._after)]
@@ -111,7 +112,7 @@ class MessageShaper:
 
     __slots__ = ("_inner", "_messages", "ended")
 
-    def __init__(self, messages: Messages, inner: Shaper | None) -> None:
+    def __init__(self, messages: Messages, inner: Shaper) -> None:
         self.ended = False
         self._messages = messages
         self._inner = inner
@@ -119,10 +120,9 @@ class MessageShaper:
     def feed(self, events: bytes) -> bytes:
         """See Shaper."""
         inner = self._inner
-        if inner is not None:
-            events = inner.feed(events)
-            self.ended = inner.ended
-        return self._messages.read(events)
+        events = inner.feed(events)
+        self.ended = inner.ended
+        return self._messages.feed(events)
 
 
 def _payloads(events: bytes) -> list[bytes | None]:

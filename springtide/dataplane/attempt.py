@@ -310,11 +310,11 @@ class Attempt:
                     if shaper.ended:
                         self._finish()
                     elif events is payload and body.aligned:
-                        self.steady = client.transport.write
+                        self.steady = client.steady_write()
                 elif not (events is payload and self.verbatim and body.aligned):
                     client.transport.write(self._encode(events))
                 else:
-                    self.steady = client.pass_one if client.linked else client.transport.write
+                    self.steady = client.steady_write()
                     # `pass_on` is for one chunk: a read may hold several when tokens come faster than they are read.
                     if client.linked and data.find(b"\r\n") + 4 + len(payload) == len(data):
                         client.pass_on(data, scan.count - before)

@@ -219,6 +219,10 @@ class ClientConnection(asyncio.Protocol):
         if data:
             self.transport.write(data)
 
+    def steady_write(self) -> Callable[[bytes], None]:
+        """What writes the chunks of a stream that runs: of one whole event each."""
+        return self.pass_one if self.linked else self.transport.write
+
     def pass_one(self, data: bytes) -> None:
         """`pass_on` of one event."""
         self.pass_on(data, 1)

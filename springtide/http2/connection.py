@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _NEVER = float("inf")
 _BYTES_PER_CREDIT = 64
 _MAX_SETTINGS = 32
+_MAX_KNOWN_BLOCKS = 8
+_LONGEST_KNOWN_BLOCK = 64
+_INDEXED = 0x80
 
 
 class Joiner:
@@ -73,6 +76,8 @@ class Connection(asyncio.Protocol):
         self._held = bytearray()
         self._need = frames.HEAD_BYTES
         self._decoder = Decoder(limits.max_header_bytes)
+        # Blocks of nothing but indexed fields, each of one byte: while the table does not change, they mean the same.
+        self._known_blocks: dict[bytes, Headers] = {}
         self._block: bytearray | None = None
         self._block_id = 0
         self._block_flags = 0
@@ -402,11 +407,17 @@ class Connection(asyncio.Protocol):
             self._decode(self._block_flags, self._block_id, bytes(block))
 
     def _decode(self, flags: int, stream_id: int, block: bytes) -> None:
-        try:
-            fields = cast(Headers, self._decoder.decode(block, raw=True))
-        except (HPACKError, IndexError, ValueError) as error:
-            code = ErrorCode.ENHANCE_YOUR_CALM if "larger" in str(error) else ErrorCode.COMPRESSION_ERROR
-            raise ConnectionFault(code, f"header block: {error}") from None
+        fields = self._known_blocks.get(block)
+        if fields is None:
+            try:
+                fields = cast(Headers, self._decoder.decode(block, raw=True))
+            except (HPACKError, IndexError, ValueError) as error:
+                code = ErrorCode.ENHANCE_YOUR_CALM if "larger" in str(error) else ErrorCode.COMPRESSION_ERROR
+                raise ConnectionFault(code, f"header block: {error}") from None
+            if len(self._known_blocks) >= _MAX_KNOWN_BLOCKS or (block and min(block) < _INDEXED):
+                self._known_blocks.clear()  # the table may have changed
+            if block and len(block) <= _LONGEST_KNOWN_BLOCK and min(block) >= _INDEXED:
+                self._known_blocks[block] = fields
         self.spend(len(fields) // self.limits.fields_per_cost)
         ends = bool(flags & frames.END_STREAM)
         stream = self.streams.get(stream_id)

@@ -61,6 +61,10 @@ class StreamFault(Exception):
         self.code = code
 
 
+SIZES = tuple(size.to_bytes(3, "big") for size in range(1024))
+"""The first three bytes of frames with short payloads."""
+
+
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """One frame."""
     size = len(payload)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from springtide.http2.frames import (
     DATA,
     END_STREAM,
+    SIZES,
     ErrorCode,
     frame,
     header_frames,
@@ -51,6 +52,7 @@ class Stream:
     __slots__ = (
         "closed",
         "conn",
+        "data_head",
         "ended_in",
         "ended_out",
         "final",
@@ -67,6 +69,7 @@ class Stream:
     def __init__(self, conn: "Connection", stream_id: int) -> None:
         self.conn = conn
         self.id = stream_id
+        self.data_head = pack_head(0, 0, DATA, 0, stream_id)[3:]  # what follows the size in frames of DATA
         self.handler: StreamHandler
         self.send_window = conn.peer_window
         self.receive_window = conn.limits.stream_window_bytes
@@ -105,7 +108,10 @@ class Stream:
             return
         self.send_window -= size
         conn.send_window -= size
-        conn.emit(pack_head(size >> 8, size & 255, DATA, 0, self.id) + payload)
+        if size < 1024:
+            conn.emit(SIZES[size] + self.data_head + payload)
+        else:
+            conn.emit(pack_head(size >> 8, size & 255, DATA, 0, self.id) + payload)
 
     def finish(self, block: bytes = b"") -> None:
         """Ends our side, after what waits: with trailers, or without any."""
