@@ -127,6 +127,8 @@ class Chaos(NodeWorld):
         for provider in self.providers.values():
             for name, kind in provider.sets.items():
                 assert len(provider.alive(name)) <= kind.max_nodes, name
+        most = MOST // SLOTS + 1  # one more than is needed where a unit has two
+        assert self.coming() <= most, "what is on its way counts"
 
     def check_orders(self) -> None:
         """Only drained nodes are given back: no ACTIVE worker is on a node whose shutdown is ordered."""
