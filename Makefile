@@ -78,5 +78,5 @@ bench: ## the router beside its peers, into docs/benchmarks (ARGS=--quick: under
 	@$(BIN)/python -m bench $(ARGS)
 
 clean: ## remove environments, caches and what a stack wrote here
-	rm -rf .venv .venv-vllm .venv-bench node_modules build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .springtide
+	rm -rf .venv .venv-vllm .venv-bench .venv-bench-python node_modules build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .springtide
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

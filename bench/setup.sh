@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What `make bench` needs, in places of its own: the peers from PyPI in .venv-bench, nginx and haproxy from Debian unpacked
-# (not installed, no service is started) in .venv-bench/debian, the mock engine and the load client compiled in build/bench.
+# (not installed, no service is started) in .venv-bench/debian, the mock engine and the load client compiled in build/bench,
+# and the distribution's own Python for our targets in .venv-bench-python where .venv has one that was built by hand.
 # Quick when nothing changed. Without gcc, or without apt-get, that part is left out and the benchmark says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,6 +10,7 @@ cd "$(dirname "$0")/.."
 VENV=.venv-bench
 DEBIAN=$VENV/debian
 NATIVE=build/bench
+SECOND=.venv-bench-python
 DEBIAN_PACKAGES="nginx nginx-common haproxy liblua5.3-0 libopentracing1 libopentracing-c-wrapper0"
 
 same() { [ "$(cat "$VENV/.$1" 2>/dev/null)" = "$2" ]; }
@@ -19,6 +21,23 @@ if ! same pypi "$wanted"; then
   step "Installing the peers ($(grep -c '==' bench/requirements.txt) packages)" "$VENV/bin/python" -m pip \
     --disable-pip-version-check install --no-input --no-deps --only-binary :all: --require-hashes -r bench/requirements.txt
   echo "$wanted" >"$VENV/.pypi"
+fi
+
+# A hand-built Python usually lacks the optimisations of a distribution's; bench/interpreter.py takes the faster one.
+own=$(readlink -f .venv/bin/python)
+system=$(readlink -f /usr/bin/python3 2>/dev/null || true)
+wanted=$({ pwd -P; echo "$system"; sha256sum requirements/lock.txt; } | sha256sum | cut -d' ' -f1)
+if [ -n "$system" ] && [ "$own" != "$system" ] && [ "$(cat "$SECOND/.springtide" 2>/dev/null)" != "$wanted" ] &&
+  "$system" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  rm -rf "$SECOND"
+  if (step "Making an environment of $system in $SECOND" "$system" -m venv --without-pip "$SECOND") &&
+    (step "Installing our libraries in it" .venv/bin/python -m pip --python "$SECOND/bin/python" --disable-pip-version-check \
+      install --no-input --no-deps --only-binary :all: --require-hashes -r requirements/lock.txt); then
+    echo "$wanted" >"$SECOND/.springtide"
+  else
+    rm -rf "$SECOND"
+    echo "bench: our targets run on .venv's Python: $system could not be set up" >&2
+  fi
 fi
 
 unpack_debian() {
