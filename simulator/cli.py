@@ -75,7 +75,9 @@ def run(**options: Any) -> None:
     """Replay a trace or a generated load and say what came of it."""
     slo = Slo(options["ttft_s"], options["tbt_s"])
     load = _load(options)
+    began_s = time.process_time()
     world = replay(_scenario(options), load)
+    click.echo(_price(world, time.process_time() - began_s), err=True)
     summary = summarize(world, slo)
     if options["out"] is not None:
         _write(world, slo, options)
@@ -84,6 +86,15 @@ def run(**options: Any) -> None:
         return
     for name, value in summary_rows(summary):
         click.echo(f"{name:<32} {value}")
+
+
+def _price(world: World, cpu_s: float) -> str:
+    """What the run cost: CPU time, since other work on the machine does not count in it."""
+    count, virtual_s = len(world.requests), world.now - world.load_began_at
+    rate = count / max(cpu_s, 1e-9)
+    return (
+        f"{count} requests, {virtual_s:.0f} virtual seconds in {cpu_s:.2f} s of CPU time: {rate:,.0f} requests a second"
+    )
 
 
 def _load(options: dict[str, Any]) -> list[Arrival]:
