@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from provisioner.slurm.settings import SlurmSettings
 
+_MARGIN_S = 2  # between the agent's deadline and the job's end
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -29,6 +31,8 @@ def script(settings: SlurmSettings, node: Node) -> str:
         host=_host(settings, node),
         config=_config(settings, node),
         gpus=_GPUS if settings.simulated_gpus else "",
+        margin_s=_MARGIN_S,
+        notice_s=max(settings.notice_s, settings.preempt_grace_s),
     )
 
 
@@ -42,18 +46,19 @@ def _host(settings: SlurmSettings, node: Node) -> str:
 
 def _config(settings: SlurmSettings, node: Node) -> str:
     """nodeagent.toml; `$host` and the interpreters' variables are the shell's to fill in."""
-    grace_s = max(1, min(settings.notice_s or settings.preempt_grace_s, settings.preempt_grace_s) - 2)
+    grace_s = max(1, settings.preempt_grace_s - _MARGIN_S)
     values: dict[str, object] = {
         "controlplane": [node.controlplane],
         "node_id": node.node_id,
         "insecure": settings.agent_insecure,
         "stop_action": "drain",
         "stop_timeout_s": float(grace_s),
+        "notice_s": float(grace_s),
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in settings.agent_options]
     lines += [f"{key} = {value}" for key, value in settings.agent_options.items()]
     lines = [_literal(line) for line in lines]
-    lines += ['data_dir = "$folder/agent"', 'host = "$host"', "$gpus_line"]
+    lines += ['data_dir = "$folder/agent"', 'host = "$host"', 'notice_file = "$folder/notice"', "$gpus_line"]
     lines += ["", "[labels]", *(_literal(f"{_key(k)} = {json.dumps(v)}") for k, v in (node.labels or {}).items())]
     lines += ['"slurm/job" = "$SLURM_JOB_ID"', '"slurm/node" = "$SLURMD_NODENAME"']
     if settings.resources:
@@ -104,15 +109,25 @@ cat > "$folder/nodeagent.toml" <<END_OF_SETTINGS || exit 72
 END_OF_SETTINGS
 
 told= agent= code=0 failures=0
+# A warning: how long this job still has (a preemption's grace, or up to the time limit) is what the agent announces.
+# Where SLURM does not say it at once, the agent assumes its own notice_s.
 pass_on() {{
+  local left
   told=1
-  if [ -n "$agent" ]; then kill -TERM "$agent" 2>/dev/null; fi
+  left=$(timeout 2 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%L 2>/dev/null | awk -F: '
+    /^[0-9:-]+$/ {{ if (split($1, day, "-") == 2) $1 = day[1] * 24 + day[2]
+                  for (i = 1; i <= NF; i++) s = s * 60 + $i
+                  s -= {margin_s}; if (s > {notice_s}) s = {notice_s}; print (s < 1 ? 1 : s) }}')
+  if [ -n "$left" ]; then
+    echo "$left" > "$folder/notice.new" && mv "$folder/notice.new" "$folder/notice" && return
+  fi
+  if [ -n "$agent" ]; then kill -USR1 "$agent" 2>/dev/null; fi
 }}
 trap pass_on TERM INT
 while [ -z "$told" ]; do
   "$python" -m nodeagent --config "$folder/nodeagent.toml" &
   agent=$!
-  if [ -n "$told" ]; then kill -TERM "$agent"; fi
+  if [ -n "$told" ]; then kill -TERM "$agent" 2>/dev/null; fi
   while :; do
     wait "$agent"
     code=$?

@@ -143,13 +143,14 @@ def test_settings_that_cannot_work() -> None:
 
 STUB = """#!/bin/bash
 # stands for `python -m nodeagent --config FILE`: counts its starts, and ends as it is told
-trap 'echo TERM >> "{folder}/told"; exit 0' TERM
+trap 'echo USR1 >> "{folder}/told"; exit 0' USR1
 if [ "$1" = -c ]; then echo 127.0.0.9; exit 0; fi
 echo start >> "{folder}/starts"
 cp "$4" "{folder}/settings"
 if [ "$(wc -l < "{folder}/starts")" -lt {crashes} ]; then exit 9; fi
-sleep 600 &
-wait $!
+while sleep 0.05; do
+  if [ -e "{folder}/job-12/notice" ]; then cp "{folder}/job-12/notice" "{folder}/told"; exit 0; fi
+done
 """
 
 
@@ -170,8 +171,18 @@ def _until(path: Path, lines: int) -> None:
         time.sleep(0.02)
 
 
-def test_the_script_passes_the_warning_on_and_leaves_nothing(tmp_path: Path) -> None:
-    """PV4, NA10: SIGTERM reaches the agent; its folder goes with a clean end; its settings are what was written."""
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [("1:05", "63"), ("23:10", "90"), ("0:02", "1"), ("1-02:03:04", "90"), ("UNLIMITED", "USR1"), ("", "USR1")],
+)
+def test_the_script_passes_the_warning_on_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str, told: str
+) -> None:
+    """PV4, NA10: a warning reaches the agent with the time that SLURM says is left, at most the asked one; where SLURM
+    does not say, with the agent's own; its folder goes with a clean end; its settings are what was written."""
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho '{left}'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     import tomllib
 
     options: dict[str, Any] = {"allowed_flags": ("--trust-remote-code",), "simulated_gpus": True, "notice_s": 90}
@@ -183,12 +194,12 @@ def test_the_script_passes_the_warning_on_and_leaves_nothing(tmp_path: Path) -> 
         assert process.wait(30) == 0
     finally:
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-    assert (tmp_path / "told").read_text() == "TERM\n"
+    assert (tmp_path / "told").read_text() == f"{told}\n"
     assert not (tmp_path / "job-12").exists()
     found = tomllib.loads((tmp_path / "settings").read_text())
     assert found["host"] == "127.0.0.9"
     assert found["gpus"] == 2
-    assert found["stop_timeout_s"] == 28.0
+    assert (found["stop_timeout_s"], found["notice_s"]) == (28.0, 28.0)
     assert found["labels"] == {'odd "label"': "a$b`c\\d", "slurm/job": "12", "slurm/node": "host-7"}
     assert found["launch"]["allowed_flags"] == ["--trust-remote-code"]
     assert found["launch"]["interpreters"]["vllm"] == os.environ["HOME"] + "/venv/bin/python"
