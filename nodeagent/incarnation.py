@@ -43,6 +43,8 @@ _LONG_POLL_S = 20.0
 _SHIM_LISTENS_S = 30.0
 _FIRST_POLL_S = 0.05
 _WARM_UP_S = 120.0
+_FIRST_ASK_S = 1.0
+_LAST_ASK_S = 120.0
 _DEATH_SHOWS_S = 2.0
 _QUIT_S = 5.0
 _STALE_S = 5.0
@@ -264,12 +266,17 @@ class Incarnation:
         return self.ended
 
     async def _ask_capabilities(self) -> None:
-        if not self.entry.verbs_known:
+        pause_s = _FIRST_ASK_S
+        while not self.entry.verbs_known and not self.ended and pause_s < _LAST_ASK_S:
             try:
-                await self.changes().ask_capabilities()
+                if not self.busy and not self.entry.released:
+                    await self.changes().ask_capabilities()
             except Exception as error:  # noqa: BLE001 - a plug-in may know nothing of it; asked again before a sleep
                 log.info("worker %s: its verbs are not known: %s", self.entry.worker_id, error, extra=self._fields())
-            self._wake()
+            if not self.entry.verbs_known:
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+        self._wake()
 
     async def verb(self, verb: str, args: Mapping[str, str], timeout_s: float) -> dict[str, object]:
         """One verb of an operator. Raises what the engine raises, FailedPrecondition while it sleeps or changes."""

@@ -59,15 +59,18 @@ class DevRoutesEngine(OpenAiEngine):
         if paths is None:
             dev = (await http.get("/is_sleeping")).status == 200 or (await http.get("/is_paused")).status == 200
             missing = {} if dev else dict.fromkeys(_DEV_VERBS, DEV_MODE)
-            return Capabilities({**missing, **(await self._no_sleep(http) if dev else {})})
-        lacking = {verb: path for verb, path in _DEV_VERBS.items() if path not in paths}
-        dev = len(lacking) < len(_DEV_VERBS)
-        missing = {verb: f"a version that has {path}" if dev else DEV_MODE for verb, path in lacking.items()}
-        if "/start_profile" not in paths:
-            missing["profile"] = PROFILER
-        if "release" not in missing:
-            missing |= await self._no_sleep(http)
-        return Capabilities(missing)
+        else:
+            lacking = {verb: path for verb, path in _DEV_VERBS.items() if path not in paths}
+            dev = len(lacking) < len(_DEV_VERBS)
+            missing = {verb: f"a version that has {path}" if dev else DEV_MODE for verb, path in lacking.items()}
+            if "/start_profile" not in paths:
+                missing["profile"] = PROFILER
+        if "release" in missing:
+            return Capabilities(missing)
+        try:
+            return Capabilities({**missing, **await self._no_sleep(http)})
+        except NoAnswer:  # it still gathers the description of its host: nothing is known of sleep yet
+            return Capabilities(missing, asked=False)
 
     async def _paths(self, http: EngineHttp) -> frozenset[str] | None:
         listed = (await http.get("/openapi.json")).json()
@@ -76,10 +79,7 @@ class DevRoutesEngine(OpenAiEngine):
 
     async def _no_sleep(self, http: EngineHttp) -> dict[str, str]:
         """Why memory cannot be released although the route is there: it answers 200 on a CPU and frees nothing."""
-        try:
-            answer = (await http.get("/server_info?config_format=json", _INFO_S)).json()
-        except NoAnswer:
-            return {}
+        answer = (await http.get("/server_info?config_format=json", _INFO_S)).json()
         config = answer.get("vllm_config") if isinstance(answer, dict) else None
         if not isinstance(config, dict):
             return {}
@@ -128,7 +128,10 @@ class DevRoutesEngine(OpenAiEngine):
             return wanted
         if await self.idle(http) is not True:
             raise self.busy(http)
-        lacking = (await self._no_sleep(http)).get("release")
+        try:
+            lacking = (await self._no_sleep(http)).get("release")
+        except NoAnswer:
+            lacking = None  # what is freed will tell
         if lacking:
             raise self.cannot("release", lacking)
         missing = f"{SLEEP_MODE} and {DEV_MODE}"
