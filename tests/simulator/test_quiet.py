@@ -33,3 +33,14 @@ def test_nothing_is_due_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> No
         pool = one_pool(PolicySpec(name), min_workers=0, max_workers=8)
         replay(Scenario((pool,), {DEFAULT_KIND: Route(pool.name)}), bursty(4.0, 120.0, 800.0, 60.0, 1))
     assert compared > 100
+
+
+def test_what_a_second_and_a_request_cost() -> None:
+    """Issue, simulator: a trace hour takes seconds. Counts instead of times, which other work on the machine changes:
+    plans per virtual second, calls per request."""
+    load = bursty(6.0, 300.0, 1000.0, 200.0, 2)
+    pool = one_pool(PolicySpec("load_ratio"), min_workers=1, max_workers=8)
+    world = replay(Scenario((pool,), {DEFAULT_KIND: Route(pool.name)}), load)
+    seconds = world.now - world.load_began_at
+    assert world.control.plans_total < 0.75 * world.now
+    assert world.agenda.calls_total < 30 * seconds + 10 * len(load), "not a call per token: there are 200 a request"
