@@ -173,12 +173,17 @@ def _check_health(draft: Draft, worker: Worker) -> None:
         suspect = draft.step(worker, Cause.SUSPECT, suspect_since=draft.now, suspect_reason=reason)
         told = f"its node is silent for {quiet:.1f} s" if silent else f"{probes} health probes failed in a row"
         draft.worker_event(suspect, "worker_suspect", "active", reason, told)
-    elif not silent and not failing and worker.intent.condition is Condition.SUSPECT:
+    elif not silent and not failing and worker.intent.condition is Condition.SUSPECT and _is_good(worker, probes):
         draft.worker_event(draft.step(worker, Cause.RECOVER), "worker_recovered", "active", "HEARD_AGAIN")
     elif failing and not silent and suspect_since is not None:
         if not worker.failing:
             worker = draft.set_intent(worker, suspect_reason="PROBES_FAIL")
         _give_up_at(draft, worker, suspect_since + draft.timing.unhealthy_after_s)
+
+
+def _is_good(worker: Worker, probes: int | None) -> bool:
+    """What failed its probes is good again when a probe says so; its end says nothing."""
+    return probes is not None or not worker.failing
 
 
 def _give_up_at(draft: Draft, worker: Worker, at: float) -> None:

@@ -238,6 +238,17 @@ def test_a_worker_that_fails_its_probes_gets_no_request_while_others_serve() -> 
     assert world.routed() == ["demo-1", "demo-2"]
 
 
+def test_a_failing_engine_that_ends_has_not_recovered() -> None:
+    """CP20: the report of its end knows of no probes."""
+    world = two_nodes(desired=2)
+    world.engine("demo-1").probe_failures = 3
+    world.turn()
+    world.nodes[world.workers["demo-1"].intent.node_id].crash("demo-1")
+    world.turn()
+    assert "worker_suspect" in world.actions("demo-1")
+    assert "worker_recovered" not in world.actions("demo-1")
+
+
 def test_a_silent_node_whose_engine_turns_out_to_hang() -> None:
     """CP20: SUSPECT by silence is routed on; heard again with failed probes it is not."""
     world = two_nodes(desired=2, gpus=1)

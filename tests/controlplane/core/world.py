@@ -63,7 +63,7 @@ class FakeEngine:
             in_flight=self.in_flight if live else 0,
             max_in_flight=8,
             exit=self.exit,
-            probe_failures=self.probe_failures,
+            probe_failures=self.probe_failures if live else None,
             engine_idle=self.in_flight == 0,
             weight_version=self.weight_version,
             freed_bytes=1 << 30 if self.asleep else None,
