@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from springtide.dataplane import Limits, RelayServer, Reply, Request, TcpAddress, UnixAddress, parse_address
+from springtide.dataplane.server import ClientConnection
 from tests.dataplane.fakes import Recorder, client, post, relay, until
 
 LIMITS = Limits(
@@ -214,3 +215,41 @@ def test_addresses() -> None:
     for bad in ("", "host", "host:", ":1", "h:0", "h:70000", "unix:"):
         with pytest.raises(ValueError, match="HOST:PORT"):
             parse_address(bad)
+
+
+class _Gone:
+    """A transport whose peer has reset the connection."""
+
+    def __init__(self, error: Exception | None, closing: bool) -> None:
+        self.error = error
+        self.closing = closing
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the handler is closed"), OSError(107, "not connected")])
+@pytest.mark.parametrize("closing", [False, True])
+async def test_a_refusal_to_a_client_that_has_gone_is_no_exception(error: Exception, closing: bool) -> None:
+    """A client that resets while it is refused leaves no trace-back, and its connection does not linger."""
+    server = RelayServer(Recorder(lambda r: Reply(200)))
+    server.loop = asyncio.get_running_loop()
+    connection, transport = ClientConnection(server), _Gone(error, closing)
+    connection.transport = transport  # type: ignore[assignment]
+    connection.data_received(b"\x16\x03\x01 no HTTP at all")
+    assert connection.closing
+    assert transport.aborted is not closing

@@ -56,6 +56,21 @@ class _Recording:
         self._transport.write(data)
 
 
+async def test_header_blocks_that_are_known_mean_what_the_table_says_now() -> None:
+    """Equal blocks of indexed fields mean the same only while the table does not change: as the decoder has it."""
+    other = [(name, b"/y" if name == b":path" else value) for name, value in REQUEST]
+    wanted = [REQUEST, REQUEST, REQUEST, other, other, REQUEST, REQUEST]
+    wanted += [[*REQUEST, (b"x-number", b"%d" % number)] for number in (1, 1, 2, 1)]
+    wanted += [REQUEST, REQUEST]
+    async with serving() as s, client(s.port) as c:
+        for number, fields in enumerate(wanted):
+            c.request(2 * number + 1, fields)
+        await until(lambda: len(s.streams) == len(wanted))
+        assert [echo.fields for echo in s.streams] == wanted
+        [connection] = s.server.connections
+        assert len(connection._known_blocks) <= 8
+
+
 async def test_padding_priority_continuation_and_trailers_of_a_request() -> None:
     async with serving() as s, client(s.port) as c:
         block = c.encoder.encode([*REQUEST, (b"x-long", b"y" * 300)])

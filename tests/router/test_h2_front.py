@@ -548,6 +548,27 @@ def test_unparsed_events_give_what_parsed_ones_give(chat: bool, data: st.DataObj
     assert found == b"".join(wire.frame_message(message.SerializeToString()) for message in expected)
 
 
+@settings(max_examples=200, deadline=None)
+@given(chat=st.booleans(), texts=st.lists(_texts, min_size=1, max_size=8), odd=st.integers(0, 7))
+def test_events_that_differ_in_their_text_alone(chat: bool, texts: list[str], odd: int) -> None:
+    """What surrounds the text of one event is looked for around the next: the messages are those of parsed events."""
+    shaper, progress = Messages(chat).attempt(pb.Started, None), Progress(chat)
+    reads = []
+    for number, text in enumerate(texts):
+        part: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
+        choice = {"index": 0, **part, "finish_reason": "stop" if number == odd else None}
+        event = {"id": "cmpl-1", "choices": [choice], "note": text if number % 3 == 2 else ""}
+        reads.append(b"data: " + orjson.dumps(event) + b"\n\n")
+    expected = [pb.GenerateResponse(started=pb.Started())]
+    for read in reads:
+        tokens = progress.read(event_data(read))
+        if tokens is not None:
+            expected.append(pb.GenerateResponse(tokens=tokens))
+    expected.append(pb.GenerateResponse(finished=progress.finished()))
+    found = b"".join(shaper.feed(read) for read in (*reads, b"data: [DONE]\n\n"))
+    assert found == b"".join(wire.frame_message(message.SerializeToString()) for message in expected)
+
+
 async def test_health_says_so_at_once_when_the_router_stops() -> None:
     """A watcher of health does not keep the router from ending, a running call does."""
     gate = asyncio.Event()
