@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def _grow_under_kills(stack: LocalStack) -> None:
     stack.kill("local")
     stack.start("local")
     stack.kill("controlplane")
-    time.sleep(0.5)  # the others notice that it is away
+    wait_for("word of that", lambda: "no session with the control plane" in stack.log("local"), 30)
     stack.start("controlplane")
     stack.wait_nodes("UP", NODES, 60)
     stack.wait_workers("ACTIVE", NODES * GPUS, 60)
