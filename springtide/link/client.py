@@ -9,7 +9,7 @@ import logging
 from typing import cast
 
 from springtide.dataplane.messages import Address, TcpAddress
-from springtide.dataplane.upstream import Upstream, UpstreamPool
+from springtide.dataplane.upstream import Sink, Upstream, UpstreamPool
 from springtide.link.connection import Link
 from springtide.link.frames import LINK_PATH, LINK_PROTOCOL, MAX_STREAM_ID, MAX_STREAMS
 from springtide.link.pace import Pace
@@ -25,6 +25,27 @@ _PING_IDLE_S = 10.0
 _DOUBT_S = 1.5
 _IDLE_S = 60.0
 DEAD_S = 20.0
+
+
+class StreamUpstream(Upstream):
+    """A stream of a link as a connection of a pool. Events go to its sink with no call in between."""
+
+    __slots__ = ("_sink", "_stream")
+
+    def __init__(self, pool: UpstreamPool, address: Address, stream: Stream) -> None:
+        self._stream = stream
+        super().__init__(pool, address)
+        self.linked = True
+        self.transport = cast(asyncio.Transport, stream)
+
+    @property
+    def sink(self) -> Sink | None:
+        return self._sink
+
+    @sink.setter
+    def sink(self, sink: Sink | None) -> None:
+        self._sink = sink
+        self._stream.on_events = self.events_received if sink is None else sink.upstream_events
 
 
 class ClientLink(Link):
@@ -49,11 +70,7 @@ class ClientLink(Link):
         if self.last_id >= MAX_STREAM_ID:
             self.leave()
         stream = Stream(self, self.last_id)
-        conn = Upstream(pool, self.address)
-        conn.linked = True
-        conn.transport = cast(asyncio.Transport, stream)
-        stream.protocol = conn
-        stream.on_events = conn.events_received
+        conn = stream.protocol = StreamUpstream(pool, self.address, stream)
         self.streams[stream.id] = stream
         return conn
 

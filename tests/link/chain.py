@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 from springtide.dataplane import Limits, Outcome, RelayServer, Reply, Request, Retry, Route, TcpAddress
 from springtide.link import OFFER, Links, LinkServer, is_linked
-from tests.dataplane.fakes import Client, Recorder, Upstream, client, post, relay, until
+from tests.dataplane.fakes import Client, Recorder, Upstream, client, post, relay
+from tests.dataplane.fakes import until as until_within
+
+
+async def until(condition: Callable[[], object], bound_s: float = 30.0) -> None:
+    """As long as a busy machine may take."""
+    await until_within(condition, bound_s)
 
 
 @dataclass

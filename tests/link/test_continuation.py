@@ -15,7 +15,8 @@ from springtide.link.server import ServerLink
 from springtide.model.routing import RoutedPool, RoutedWorker, RoutingTable
 from tests.continuation.test_exact import CHAT, TEXT, request
 from tests.continuation.world import _sim, ask, same
-from tests.dataplane.fakes import Recorder, until
+from tests.dataplane.fakes import Recorder
+from tests.link.chain import until
 
 WORKERS = 4
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from springtide.dataplane import INCARNATION_HEADER, OutcomeKind, RelayServer, Route, TcpAddress, parse_address
 from springtide.link import Links
-from tests.dataplane.fakes import Recorder, client, dechunk, post, until
-from tests.link.chain import ended
+from tests.dataplane.fakes import Recorder, client, dechunk, post
+from tests.link.chain import ended, until
 from tests.nodeagent.conftest import marker, short_dir, start_shim  # noqa: F401 - fixtures
 from tests.nodeagent.processes import RunningShim, eventually
 
