@@ -6,30 +6,26 @@ leader should look at once; an empty answer means that its next look is soon eno
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from controlplane.core.measured import KEPT as START_UPS_KEPT
-from controlplane.core.snapshot import LiveView, LoadSample, NodeLive, PoolDemand, ProvisionerLive, RouterLive
+from controlplane.core.snapshot import LiveView, LoadSample, NodeLive, PoolDemand, RouterLive
+from controlplane.provisioners import Provisioners
 from springtide.errors import AlreadyExists, Exhausted
 from springtide.model.enums import ReportedPhase
 from springtide.model.node import NodeObserved
-from springtide.model.provisioning import CapabilitySet, GroupAnswer, ProvidedNode, ProvisionerReport
 from springtide.model.record import Decision
 from springtide.model.routing import NeedReport, RouterReport
 from springtide.model.worker import WorkerReport
 from springtide.wire.agent import Heartbeat, Hello
-from springtide.wire.provisioner import ProvisionerHello
 
 MAX_NODES = 4096
 MAX_ROUTERS = 256
-MAX_PROVISIONERS = 64
 _SOONER_S = 1.0  # less is the same deadline, told again
 SAMPLES_KEPT = 1536
 FORGET_ROUTER_S = 60.0  # a router that has been gone for so long is no longer shown
 RIVAL_HEARTBEATS = 3  # a session heard within so many intervals defends its node id
 RIVAL_ROUTER_S = 3.0  # the same of routers, which report every second
-ENDS_MOVED_S = 2.0  # a node's end that moves by less has not moved
-FORGET_PROVISIONER_S = 3600.0  # the same of provisioners without nodes
 
 
 @dataclass(slots=True)
@@ -59,30 +55,13 @@ class RouterSession:
     demand: Mapping[str, PoolDemand] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class ProvisionerSession:
-    """One provisioner as it reports itself. What it said in an earlier session is shown, not acted on."""
-
-    session_id: str
-    kind: str
-    version: str
-    last_heard_at: float
-    connection: int
-    connected: bool = True
-    reported: bool = False
-    sets: Mapping[str, CapabilitySet] = field(default_factory=dict)
-    nodes: Mapping[str, ProvidedNode] = field(default_factory=dict)
-    ends_at: Mapping[str, float] = field(default_factory=dict)
-    answers: Mapping[str, GroupAnswer] = field(default_factory=dict)
-
-
 class Live:
     """The leader's memory."""
 
     def __init__(self, heartbeat_interval_s: float) -> None:
         self.nodes: dict[str, NodeSession] = {}
         self.routers: dict[str, RouterSession] = {}
-        self.provisioners: dict[str, ProvisionerSession] = {}
+        self.provisioners = Provisioners(heartbeat_interval_s)
         self.last_decision: dict[str, Decision] = {}
         self._evaluated_at: dict[str, float] = {}
         self._start_ups_s: dict[str, deque[float]] = {}
@@ -220,75 +199,6 @@ class Live:
         if session is not None and session.connection == connection:
             session.connected = False
 
-    # ------------------------------------------------------------------ provisioners
-
-    def provisioner_hello(self, hello: ProvisionerHello, now: float) -> int:
-        """Begins a session and returns its connection number.
-
-        Raises AlreadyExists while another live process has the id: both would answer for the same nodes. Raises
-        Exhausted for too many provisioners.
-        """
-        known = self.provisioners.get(hello.provisioner_id)
-        if known is not None and known.session_id != hello.session_id and self._defends(known, now):
-            raise AlreadyExists(
-                f"provisioner {hello.provisioner_id!r} is another process, "
-                f"last heard {now - known.last_heard_at:.1f} s ago.",
-                reason="PROVISIONER_ID_TAKEN",
-                field="hello.provisioner_id",
-                value=hello.provisioner_id,
-                remedy="Give this provisioner an id of its own, or stop the other one.",
-            )
-        if known is None and len(self.provisioners) >= MAX_PROVISIONERS:
-            raise Exhausted(
-                f"{MAX_PROVISIONERS} provisioners are known, which is the most.", reason="TOO_MANY_PROVISIONERS"
-            )
-        self._connections += 1
-        session = ProvisionerSession(hello.session_id, hello.kind, hello.version, now, self._connections)
-        if known is not None:
-            session.sets, session.nodes, session.ends_at = known.sets, known.nodes, known.ends_at
-        self.provisioners[hello.provisioner_id] = session
-        return self._connections
-
-    def provisioner_report(
-        self, provisioner_id: str, connection: int, report: ProvisionerReport, now: float
-    ) -> set[str]:
-        """Takes a report over. What it says replaces what it said before."""
-        session = self.provisioners.get(provisioner_id)
-        if session is None or session.connection != connection:
-            return set()
-        before = (session.reported, session.sets, _steady(session.nodes), session.answers)
-        ends_before = session.ends_at
-        session.last_heard_at, session.reported = now, True
-        session.sets = {found.name: found for found in report.capability_sets}
-        session.nodes = {node.node_id: node for node in report.nodes}
-        session.ends_at = {node.node_id: now + node.ends_in_s for node in report.nodes if node.ends_in_s is not None}
-        session.answers = {answer.request_id: answer for answer in report.answers if answer.request_id}
-        after = (session.reported, session.sets, _steady(session.nodes), session.answers)
-        changed = (
-            before != after or ends_before.keys() != session.ends_at.keys() or _moved(ends_before, session.ends_at)
-        )
-        return {f"provisioner/{provisioner_id}"} if changed else set()
-
-    def is_provisioners_session(self, provisioner_id: str, connection: int) -> bool:
-        session = self.provisioners.get(provisioner_id)
-        return session is not None and session.connection == connection
-
-    def provisioner_gone(self, provisioner_id: str, connection: int) -> None:
-        """The stream of that connection has ended."""
-        if self.is_provisioners_session(provisioner_id, connection):
-            self.provisioners[provisioner_id].connected = False
-
-    def _defends(self, session: ProvisionerSession, now: float) -> bool:
-        bound_s = max(RIVAL_ROUTER_S, RIVAL_HEARTBEATS * self._heartbeat_interval_s)
-        return session.connected and now - session.last_heard_at <= bound_s
-
-    def forget_provisioners(self, owners: Iterable[str], now: float) -> None:
-        """Drops those that are gone for long and own no node."""
-        kept = set(owners)
-        for key, session in list(self.provisioners.items()):
-            if not session.connected and key not in kept and now - session.last_heard_at > FORGET_PROVISIONER_S:
-                del self.provisioners[key]
-
     # ------------------------------------------------------------------ the leader's own
 
     def sampled(self, samples: Mapping[str, LoadSample]) -> None:
@@ -328,7 +238,7 @@ class Live:
             evaluated_at=dict(self._evaluated_at),
             last_decision=dict(self.last_decision),
             start_ups_s={pool: tuple(seconds) for pool, seconds in self._start_ups_s.items()},
-            provisioners={key: _provisioner_live(session) for key, session in self.provisioners.items()},
+            provisioners=self.provisioners.view(),
         )
 
 
@@ -362,29 +272,6 @@ def _is_news(demand: PoolDemand, before: PoolDemand | None) -> bool:
         return True
     known = before.by_needs if before is not None else {}
     return any(needs and needs not in known for needs in demand.by_needs)
-
-
-def _provisioner_live(session: ProvisionerSession) -> ProvisionerLive:
-    return ProvisionerLive(
-        connected=session.connected,
-        last_heard_at=session.last_heard_at,
-        kind=session.kind,
-        version=session.version,
-        reported=session.reported,
-        sets=session.sets,
-        nodes=session.nodes,
-        ends_at=session.ends_at,
-        answers=session.answers,
-    )
-
-
-def _steady(nodes: Mapping[str, ProvidedNode]) -> dict[str, ProvidedNode]:
-    """Without the seconds that are left, which move in each report."""
-    return {key: replace(node, ends_in_s=None) if node.ends_in_s is not None else node for key, node in nodes.items()}
-
-
-def _moved(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
-    return any(abs(at - before.get(key, at)) > ENDS_MOVED_S for key, at in after.items())
 
 
 def _wants(demand: PoolDemand | None) -> int:

@@ -138,12 +138,12 @@ class ModelProvisioner:
         control = self.world.control
         if self.cut or not control.up or not control.hub.snapshot.store_id:
             return False
-        known = control.live.is_provisioners_session(self.provisioner_id, self._connection)
+        known = control.live.provisioners.is_current(self.provisioner_id, self._connection)
         if self._control_life == control.life and known:
             return True
         hello = ProvisionerHello(self.provisioner_id, f"{self.provisioner_id}-{self._life}", "modelled")
         try:
-            self._connection = control.live.provisioner_hello(hello, control.now())
+            self._connection = control.live.provisioners.hello(hello, control.now())
         except AlreadyExists:
             return False
         self._control_life = control.life
@@ -156,7 +156,7 @@ class ModelProvisioner:
         assert listing is not None
         nodes = (*listing.nodes, *coming(self._book, listing))
         report = ProvisionerReport(tuple(self.kinds.values()), nodes, self._answers)
-        control.kick(control.live.provisioner_report(self.provisioner_id, self._connection, report, control.now()))
+        control.kick(control.live.provisioners.report(self.provisioner_id, self._connection, report, control.now()))
         self._pull()
 
     def _pull(self) -> None:
@@ -167,7 +167,7 @@ class ModelProvisioner:
     def _leave(self) -> None:
         control = self.world.control
         if control.up and control.life == self._control_life:
-            control.live.provisioner_gone(self.provisioner_id, self._connection)
+            control.live.provisioners.gone(self.provisioner_id, self._connection)
             control.kick(f"provisioner/{self.provisioner_id}")
 
     def set_cut(self, cut: bool) -> None:

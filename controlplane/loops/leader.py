@@ -203,7 +203,7 @@ class Leader:
         self._live.started(made.start_ups_s)
         self._live.forget(after.pools, after.nodes)
         owners = {node.provided.provisioner_id for node in after.nodes.values() if node.provided is not None}
-        self._live.forget_provisioners(owners, now)
+        self._live.provisioners.forget(owners, now)
         self._hub.publish(self._snapshot(after))
         if not made.writes and self.stats.store_error is None:
             self._quiet = (after.store_id, after.revision, made.quiet_until)

@@ -96,7 +96,7 @@ class _Session:
         self._clock = service._clock
         self.provisioner_id = hello.provisioner_id
         self.wake = asyncio.Event()
-        self._connection = self._live.provisioner_hello(hello, self._clock.now())
+        self._connection = self._live.provisioners.hello(hello, self._clock.now())
         self._hub.subscribe_provisioner(self.provisioner_id, self.wake)
         self.wake.set()  # the hello is answered at once
         self._kick()
@@ -110,7 +110,7 @@ class _Session:
         await self.wake.wait()
         self.wake.clear()
         ended = reader.done() or self._hub.closing
-        return not ended and self._live.is_provisioners_session(self.provisioner_id, self._connection)
+        return not ended and self._live.provisioners.is_current(self.provisioner_id, self._connection)
 
     async def read(self, requests: AsyncIterator[pb.ProvisionerServiceSessionRequest]) -> None:
         """Takes reports over until the provisioner ends the stream."""
@@ -119,7 +119,7 @@ class _Session:
             now = self._clock.now()
             if kind == "report":
                 report = wire.report_from_proto(request.report)
-                self._leader.kick(self._live.provisioner_report(self.provisioner_id, self._connection, report, now))
+                self._leader.kick(self._live.provisioners.report(self.provisioner_id, self._connection, report, now))
             elif kind == "hello":
                 self._register_again(wire.hello_from_proto(request.hello), now)
             elif kind == "goodbye":
@@ -134,12 +134,12 @@ class _Session:
                 problem=f"differs from {self.provisioner_id!r}, whose session this is",
                 remedy="Open a session of its own for each provisioner.",
             )
-        self._connection = self._live.provisioner_hello(hello, now)
+        self._connection = self._live.provisioners.hello(hello, now)
         self._kick()
 
     def end(self) -> None:
         self._hub.unsubscribe_provisioner(self.provisioner_id, self.wake)
-        self._live.provisioner_gone(self.provisioner_id, self._connection)
+        self._live.provisioners.gone(self.provisioner_id, self._connection)
         self._kick()
         log.info("provisioner %s: session ends", self.provisioner_id)
 
