@@ -115,7 +115,7 @@ def _run(stack: FaultStack, name: str, *more: str, user: int | None = None) -> "
         cwd=stack.folder,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         user=user,
     )
 

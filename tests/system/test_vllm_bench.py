@@ -20,11 +20,12 @@ VLLM = ROOT / ".venv-vllm" / "bin" / "vllm"
 TOKENIZER = "import pathlib, sys; from tiny_model import save_tokenizer; save_tokenizer(pathlib.Path(sys.argv[1]))"
 REQUESTS, CONCURRENCY, PROMPT, TOKENS = 400, 32, 50, 24
 ENGINE = (
-    *("--startup-s", "0.5", "--decode-base-ms", "40", "--decode-per-request-ms", "0.1"),
+    *("--startup-s", "0.5", "--decode-base-ms", "80", "--decode-per-request-ms", "0.1"),
     *("--max-num-seqs", "16", "--prefill-tokens-per-s", "20000"),
 )
+QUICK = {**POLICY, "monitoring_interval": 0.25, "min_stable_period": 0.5, "scale_up_cooldown": 0.25}
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
 
 
 @contextmanager
@@ -67,9 +68,10 @@ def _workers(stack: Stack, bench: "subprocess.Popen[bytes]", state: str, count: 
 def test_the_benchmark_of_vllm_while_the_pool_scales(small_stack: Stack) -> None:
     stack = small_stack
     spec: dict[str, Any] = {"engine_args": ENGINE, "drain_timeout_s": 60.0}
-    apply_demo(stack, max_workers=4, **spec)
-    spec |= {"name": "demo", "engine": "sim", "min_workers": 1, "policy": POLICY}
+    apply_demo(stack, max_workers=4, policy=QUICK, **spec)
+    spec |= {"name": "demo", "engine": "sim", "min_workers": 1, "policy": QUICK}
     with _bench(stack, stack.folder) as bench:
+        wait_for("the load", lambda: any(w.in_flight for w in stack.workers("ACTIVE")), 180)  # it imports a lot first
         _workers(stack, bench, "ACTIVE", 4)  # the policy's doing
         stack.apply(**spec, max_workers=1)
         _workers(stack, bench, "DRAINING", 0)
