@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[FaultStack]:
     found = FaultStack(
-        tmp_path, gpus=4, timing={**TIMING, "unhealthy_after_s": 4.0}, agent_config="stall_timeout_s = 2\n"
+        tmp_path, gpus=4, timing={**TIMING, "unhealthy_after_s": 4.0}, agent_config="stall_timeout_s = 4\n"
     )
     try:
         yield found.start()
@@ -64,18 +64,18 @@ def test_an_engine_that_answers_probes_and_does_no_work_is_replaced(stack: Fault
 
 
 def test_a_busy_engine_is_not_a_stalled_one(stack: FaultStack) -> None:
-    """Ten times slower than ever, with work for much longer than the bound: nothing is concluded."""
+    """Twenty times slower than ever, with work for much longer than the bound: it is never called stalled."""
     stack.pool(workers=1, max_in_flight=64)
     victim = stack.workers("ACTIVE")[0]
 
     async def run() -> Report:
         tasks = await _streams(stack, 4, 60)
-        await asyncio.to_thread(stack.inject, victim.worker_id, kind="slow", factor=10.0)
+        await asyncio.to_thread(stack.inject, victim.worker_id, kind="slow", factor=20.0)
         return Report(list(await asyncio.gather(*tasks)))
 
     report = uvloop.run(run())
     assert all(result.exact for result in report.results), report.explain()
-    assert "worker_suspect" not in stack.actions(victim.worker_id)
+    assert "nothing has come of them" not in stack.log("nodeagent")
     assert stack.by_id()[victim.worker_id].incarnation == victim.incarnation
 
 
