@@ -27,7 +27,8 @@ def stack(tmp_path: Path) -> Iterator[FaultStack]:
         tmp_path, gpus=4, timing={**TIMING, "unhealthy_after_s": 4.0}, agent_config="stall_timeout_s = 4\n"
     )
     try:
-        yield found.start()
+        found.start()
+        yield found
     finally:
         found.stop()
         assert found.strays() == []
