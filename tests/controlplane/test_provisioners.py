@@ -2,9 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.controlplane.harness import FAST, FakeAgent, operator, start_control,
 
 Request: TypeAlias = pb.ProvisionerServiceSessionRequest
 Response: TypeAlias = pb.ProvisionerServiceSessionResponse
+E = TypeVar("E")
 RPC = Path(__file__).parents[1] / "rpc"
 STD = pb.CapabilitySet(name="std", gpus_per_node=2, max_nodes=4)
 
@@ -83,6 +84,16 @@ async def control() -> AsyncIterator[tuple[ControlPlane, str]]:
     found, address = await start_control(nodes=NodeSettings(idle_s=0.3, register_timeout_s=5.0))
     yield found, address
     await found.stop()
+
+
+async def told(ask: Callable[[], Awaitable[E]]) -> E:
+    """What the server said. A client of grpc.aio whose call ends while it is still sending may see a broken connection
+    instead, as agents and provisioners may; they, too, ask again."""
+    for _ in range(20):
+        error = await ask()
+        if not isinstance(error, SpringtideError) or error.reason != "CONNECTION_LOST":
+            return error
+    return error
 
 
 async def need(address: str, workers: int) -> None:
@@ -146,10 +157,14 @@ async def test_one_process_for_each_id(control: tuple[ControlPlane, str]) -> Non
     _, address = control
     async with FakeProvisioner(address) as first:
         await until(lambda: first.responses, "an answer")
-        async with FakeProvisioner(address) as rival:
-            await until(lambda: rival.error, "a refusal")
-            assert isinstance(rival.error, AlreadyExists)
-            assert rival.error.reason == "PROVISIONER_ID_TAKEN"
+
+        async def rival() -> SpringtideError:
+            async with FakeProvisioner(address) as other:
+                return await until(lambda: other.error, "a refusal")  # type: ignore[no-any-return]
+
+        error = await told(rival)
+        assert isinstance(error, AlreadyExists)
+        assert error.reason == "PROVISIONER_ID_TAKEN"
         async with FakeProvisioner(address, session_id=first.session_id) as again:
             await until(lambda: again.responses, "the same process may connect again")
     async with FakeProvisioner(address) as heir:
@@ -164,15 +179,19 @@ async def test_one_process_for_each_id(control: tuple[ControlPlane, str]) -> Non
 async def test_bad_sessions_are_refused_by_name(control: tuple[ControlPlane, str], kind: str, field: str) -> None:
     """Rule 15: the error names the field."""
     _, address = control
-    giver = FakeProvisioner(address, "spaced out" if kind == "bad id" else "p1")
-    if kind == "no hello":
-        giver._outbox.put_nowait(Request(goodbye=pb.ProvisionerGoodbye()))
-    async with giver:
-        if kind == "bad set":
-            giver.report(sets=(pb.CapabilitySet(name="NOT A NAME"),))
-        await until(lambda: giver.error, "a refusal")
-        assert isinstance(giver.error, InvalidArgument)
-        assert giver.error.field == field
+
+    async def refusal() -> SpringtideError:
+        giver = FakeProvisioner(address, "spaced out" if kind == "bad id" else "p1")
+        if kind == "no hello":
+            giver._outbox.put_nowait(Request(goodbye=pb.ProvisionerGoodbye()))
+        async with giver:
+            if kind == "bad set":
+                giver.report(sets=(pb.CapabilitySet(name="NOT A NAME"),))
+            return await until(lambda: giver.error, "a refusal")  # type: ignore[no-any-return]
+
+    error = await told(refusal)
+    assert isinstance(error, InvalidArgument)
+    assert error.field == field
 
 
 async def test_a_report_without_a_hello_is_asked_to_register_again(control: tuple[ControlPlane, str]) -> None:
@@ -221,8 +240,11 @@ async def token_for(address: str, provisioner_id: str) -> str:
 
 
 async def refusal(address: str, provisioner_id: str, token: str) -> SpringtideError:
-    async with FakeProvisioner(address, provisioner_id, security=showing(token)) as giver:
-        return await until(lambda: giver.error, "a refusal")  # type: ignore[no-any-return]
+    async def once() -> SpringtideError:
+        async with FakeProvisioner(address, provisioner_id, security=showing(token)) as giver:
+            return await until(lambda: giver.error, "a refusal")  # type: ignore[no-any-return]
+
+    return await told(once)
 
 
 async def test_provisioners_come_in_with_their_own_token_only(networked: tuple[ControlPlane, str]) -> None:
@@ -251,6 +273,15 @@ async def test_provisioners_come_in_with_their_own_token_only(networked: tuple[C
 async def join(address: str, node_id: str, token: str) -> str:
     """An agent's hello: "" when it is let in, else the reason."""
 
+    async def once() -> SpringtideError | None:
+        return await _join(address, node_id, token)
+
+    error = await told(once)
+    return "" if error is None else error.reason
+
+
+async def _join(address: str, node_id: str, token: str) -> SpringtideError | None:
+
     async def hello() -> AsyncIterator[agent_pb2.SessionRequest]:
         yield agent_pb2.SessionRequest(hello=agent_pb2.NodeHello(node_id=node_id, session_id="s", address="127.0.0.1"))
         await asyncio.Event().wait()
@@ -261,10 +292,10 @@ async def join(address: str, node_id: str, token: str) -> str:
             with decoded_errors():
                 await call.read()
         except SpringtideError as error:
-            return error.reason
+            return error
         finally:
             call.cancel()
-    return ""
+    return None
 
 
 async def test_nodes_come_in_with_the_token_of_their_order(networked: tuple[ControlPlane, str]) -> None:
