@@ -159,6 +159,9 @@ async def test_one_process_for_each_id(control: tuple[ControlPlane, str]) -> Non
         await until(lambda: first.responses, "an answer")
 
         async def rival() -> SpringtideError:
+            heard = len(first.responses)
+            first.report()
+            await until(lambda: len(first.responses) > heard, "the first is heard")
             async with FakeProvisioner(address) as other:
                 return await until(lambda: other.error, "a refusal")  # type: ignore[no-any-return]
 
