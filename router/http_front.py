@@ -193,6 +193,8 @@ class HttpFront:
     def _place(self, call: Call, now: float | None = None) -> Answer | Awaitable[Answer]:
         try:
             if self._dispatcher.place(call.ticket, now):
+                if call.continuation is None:
+                    return self._dispatcher.route(call.ticket, call.request_id, call.stream, call.body)
                 return self._route(call)
         except SpringtideError as error:
             return self._denied(call, error)

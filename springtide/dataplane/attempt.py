@@ -399,18 +399,20 @@ class Attempt:
         """The whole answer came in one read, as most that are no streams do."""
         head, exchange = self.head, self.exchange
         assert head is not None
-        if payload and not self.resumes:
-            self._begin()
         if self.resumes or head.refusal or head.status >= 300 or not payload:
+            if payload and not self.resumes:
+                self._begin()
             self._settle(payload)
             return
+        self.first_byte_at = now = exchange.server.loop.time()
+        if self.route.on_first_byte is not None:
+            self.route.on_first_byte(now)
         self.started = True
         self.sent = len(payload)
         keep_alive = exchange.keep_alive()
         framing = b"content-length: %d\r\n" % self.sent
         out = encode_response_head(head, self.route.reply_headers, framing, keep_alive)
         exchange.client.transport.write(out + payload)
-        now = self.first_byte_at or exchange.server.loop.time()
         self._let_go(now)
         exchange.over(self._outcome(OutcomeKind.OK, now), not keep_alive)
 

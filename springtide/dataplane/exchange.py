@@ -92,7 +92,9 @@ class Exchange:
         retry = self._tell(outcome)
         self.attempt = None
         if outcome.answer is None:
-            self._end(close)
+            self.phase = ENDED
+            self.server.exchanges.discard(self)
+            self.client.exchange_done(close)
         elif retry is not None and outcome.kind is not OutcomeKind.OK:
             self._take(retry.answer, self.server.loop.time())
         else:

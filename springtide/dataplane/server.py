@@ -125,7 +125,9 @@ class ClientConnection(asyncio.Protocol):
                     request = known.request(self.peer, self.server.loop.time())
                     request.body = data[end:]
                     self.deadline = _NEVER
-                    self._begin(request)
+                    self.exchange = exchange = Exchange(self.server, self, request)
+                    self.server.exchanges.add(exchange)
+                    exchange.start()
                     return
             begun = bool(self.buffer)
             if begun:
