@@ -12,9 +12,10 @@ from controlplane.core.draft import Draft
 from controlplane.core.drains import progress_drains
 from controlplane.core.lease import tend_nodes
 from controlplane.core.nodes.acquire import keep_sets
+from controlplane.core.nodes.ends import end_lost_workers
 from controlplane.core.nodes.mix import restore_mix
 from controlplane.core.nodes.release import release_idle
-from controlplane.core.nodes.saga import end_lost_workers, follow_provisioners
+from controlplane.core.nodes.saga import follow_provisioners
 from controlplane.core.observe import observe_workers
 from controlplane.core.sleepers import tend_sleepers
 from controlplane.core.snapshot import Plan, Snapshot

@@ -13,6 +13,7 @@ from springtide.model.record import Event
 from springtide.model.worker import Worker
 
 COMING_OR_HERE = frozenset({NodeState.REQUESTED, NodeState.UP})
+ENDING = frozenset({ProvidedPhase.ENDING, ProvidedPhase.ENDED})
 SPOT_IS_BACK = "SPOT_IS_BACK"  # of an on-demand node that stood in for a spot node
 PROVISIONER_LABEL = "provisioner"
 
@@ -36,6 +37,14 @@ def listed(live: LiveView, node: Node) -> ProvidedNode | None:
 def is_alive_there(found: ProvidedNode | None) -> bool:
     """Its provisioner has it, or is about to."""
     return found is not None and found.phase is not ProvidedPhase.ENDED
+
+
+def register_deadline(draft: Draft, phase: ProvidedPhase | None, since: float) -> float | None:
+    """Until when the agent must be here. While the node waits in its provider's queue only that wait is bounded."""
+    rules = draft.snapshot.rules
+    if phase is ProvidedPhase.PENDING:
+        return since + rules.pending_timeout_s if rules.pending_timeout_s > 0 else None
+    return since + rules.register_timeout_s
 
 
 def agent_is_here(draft: Draft, node_id: str) -> bool:

@@ -8,26 +8,24 @@ import dataclasses
 from typing import Any
 
 from controlplane.core.draft import Draft
+from controlplane.core.nodes.ends import forget_node
 from controlplane.core.nodes.facts import (
+    ENDING,
     agent_is_here,
-    is_alive_there,
     is_empty,
     node_event,
     owner_of,
-    set_labels,
+    register_deadline,
     workers_by_node,
 )
+from controlplane.core.nodes.found import take_in
 from controlplane.core.snapshot import ProvisionerLive
-from controlplane.core.worker import Cause
-from springtide.model.enums import NodeState, Phase
-from springtide.model.node import Node, NodeObserved, Provision
-from springtide.model.provisioning import CapabilitySet, GroupStatus, ProvidedNode, ProvidedPhase
+from springtide.model.enums import NodeState
+from springtide.model.node import Node, Provision
+from springtide.model.provisioning import GroupStatus, ProvidedNode, ProvidedPhase
 from springtide.model.worker import Worker
 
 _MOVED_S = 2.0  # an end that moves by less has not moved
-_WAIT_FOR_NODE = frozenset({Phase.LOST, Phase.STOPPED, Phase.FAILED})
-_UNASKED = 24  # times the retention: then a node whose provisioner never came back is forgotten, too
-_ENDING = frozenset({ProvidedPhase.ENDING, ProvidedPhase.ENDED})
 _PREEMPTIONS = frozenset({"PREEMPTED", "SPOT_INTERRUPTED"})
 ENDS = "ENDS_SOON"
 
@@ -47,7 +45,7 @@ def follow_provisioners(draft: Draft) -> None:
         for node_id in sorted(provisioner.nodes) if provisioner.reported else ():
             if draft.full:
                 return
-            _find(draft, provisioner_id, provisioner, provisioner.nodes[node_id])
+            take_in(draft, provisioner_id, provisioner, provisioner.nodes[node_id])
     held = workers_by_node(draft.workers.values())
     for node_id in sorted(draft.nodes):
         node = draft.nodes[node_id]
@@ -62,76 +60,6 @@ def follow_provisioners(draft: Draft) -> None:
         _follow_unit(draft, draft.nodes[node_id])
 
 
-def end_lost_workers(draft: Draft) -> None:
-    """A worker that is LOST, or was to stop, waits for its node's word. Of a node that was given back, and that its
-    provisioner has no more, none will come, and nothing is left of it."""
-    for worker in list(draft.workers.values()):
-        if worker.intent.phase not in _WAIT_FOR_NODE or not worker.intent.gpu_ids:
-            continue
-        if draft.full:
-            return
-        node = draft.nodes.get(worker.intent.node_id)
-        if node is not None and _is_no_more(draft, node):
-            message = f"its node {node.node_id} was given back"
-            lost = worker.intent.phase is Phase.LOST
-            ended = draft.step(worker, Cause.DISMISS, reason="NODE_GONE", message=message) if lost else worker
-            draft.worker_event(draft.step(ended, Cause.FREE), "worker_freed", "inactive", message=message)
-
-
-def _is_no_more(draft: Draft, node: Node) -> bool:
-    if node.provided is None or node.state is not NodeState.GONE or not node.provided.release:
-        return False
-    owner = owner_of(draft.snapshot.live, node.provided)
-    asked = owner is not None and owner.connected and not is_alive_there(owner.nodes.get(node.node_id))
-    return asked and not agent_is_here(draft, node.node_id)
-
-
-# ------------------------------------------------------------------ taking in
-
-
-def _find(draft: Draft, provisioner_id: str, provisioner: ProvisionerLive, found: ProvidedNode) -> None:
-    node = draft.nodes.get(found.node_id)
-    if node is not None and node.provided is not None:
-        if node.provided.provisioner_id != provisioner_id and is_alive_there(found):
-            draft.note(f"{provisioner_id} lists {found.node_id}, which {node.provided.provisioner_id} gave")
-        return
-    if node is None and (provisioner.fixed or found.phase in _ENDING):
-        return
-    if node is not None and node.state is NodeState.GONE:
-        return
-    kind = provisioner.sets.get(found.capability_set, CapabilitySet(found.capability_set))
-    provided = Provision(
-        provisioner_id=provisioner_id,
-        group_id=found.group_id,
-        capability_set=found.capability_set,
-        gpus=kind.gpus_per_node,
-        spot=kind.spot,
-        cost_per_hour=kind.cost_per_hour,
-        fixed=provisioner.fixed,
-        phase=found.phase,
-        reference=found.reference,
-        joined=node is not None,
-    )
-    if node is None:
-        deadline = _deadline(draft, found.phase, draft.now)
-        observed = NodeObserved(labels=set_labels(provisioner_id, kind), resources=dict(kind.resources))
-        provided = dataclasses.replace(provided, register_deadline=deadline)
-        node = Node(found.node_id, NodeState.REQUESTED, "FOUND", draft.now, observed=observed, provided=provided)
-        node_event(draft, node, "node_found", f"{provisioner_id} has it: {found.reference or found.phase}")
-    draft.put(dataclasses.replace(node, provided=provided))
-
-
-def _deadline(draft: Draft, phase: ProvidedPhase | None, since: float) -> float | None:
-    """Until when the agent must be here. While the node waits in its provider's queue only that wait is bounded."""
-    rules = draft.snapshot.rules
-    if phase is ProvidedPhase.PENDING:
-        return since + rules.pending_timeout_s if rules.pending_timeout_s > 0 else None
-    return since + rules.register_timeout_s
-
-
-# ------------------------------------------------------------------ following
-
-
 def _follow(draft: Draft, node: Node, held: dict[str, list[Worker]]) -> None:
     assert node.provided is not None
     owner = owner_of(draft.snapshot.live, node.provided)
@@ -142,7 +70,7 @@ def _follow(draft: Draft, node: Node, held: dict[str, list[Worker]]) -> None:
     elif node.state is NodeState.GONE:
         if node.provided is not None and not node.provided.release:
             node = _keep(draft, node, release=True)  # its agent said goodbye: it is given back
-        _forget(draft, node, owner, found)
+        forget_node(draft, node, owner, found)
     else:
         _follow_given(draft, node, owner, found, held)
 
@@ -158,7 +86,7 @@ def _fold(draft: Draft, node: Node, owner: ProvisionerLive | None, found: Provid
         if node.state is NodeState.REQUESTED:
             requested_at = draft.now if provided.requested_at is None else provided.requested_at
             since = requested_at if found.phase is ProvidedPhase.PENDING else draft.now
-            changes["register_deadline"] = _deadline(draft, found.phase, since)
+            changes["register_deadline"] = register_deadline(draft, found.phase, since)
     ends_at = owner.ends_at.get(node.node_id)
     if ends_at is None or provided.ends_at is None or abs(ends_at - provided.ends_at) > _MOVED_S:
         changes["ends_at"] = ends_at
@@ -187,7 +115,7 @@ def _follow_request(draft: Draft, node: Node, owner: ProvisionerLive | None, fou
     provided = node.provided
     if provided is None or agent_is_here(draft, node.node_id):
         return  # its hello makes it UP
-    if found is not None and found.phase in _ENDING:
+    if found is not None and found.phase in ENDING:
         give_up(draft, node, f"{found.reason or 'ENDED'}: {found.message or 'it ended before its agent registered'}")
         return
     answer = owner.answers.get(start_request(provided.group_id)) if owner is not None else None
@@ -249,7 +177,7 @@ def _follow_given(
 def _follow_up(draft: Draft, node: Node, found: ProvidedNode | None) -> None:
     provided = node.provided
     assert provided is not None
-    if found is not None and found.phase in _ENDING:
+    if found is not None and found.phase in ENDING:
         reason = found.reason or "ENDING"
         node = move(draft, node, NodeState.RELEASING, reason)
         action = "node_preempted" if reason in _PREEMPTIONS else "node_releasing"
@@ -288,18 +216,3 @@ def _follow_unit(draft: Draft, node: Node) -> None:
             else:
                 node_event(draft, move(draft, node, NodeState.RELEASING, "UNIT_ENDS"), "node_releasing", message)
             return
-
-
-def _forget(draft: Draft, node: Node, owner: ProvisionerLive | None, found: ProvidedNode | None) -> None:
-    """A record is kept for a while, and as long as its provisioner has the node or cannot be asked."""
-    at = node.state_since + draft.snapshot.rules.gone_retention_s
-    if draft.now < at:
-        draft.wake(at)
-    elif owner is None or not owner.connected:
-        if draft.now >= node.state_since + _UNASKED * draft.snapshot.rules.gone_retention_s:
-            draft.delete(node)
-    elif not is_alive_there(found):
-        live = draft.live(node.node_id)
-        held = any(w.intent.node_id == node.node_id and w.intent.gpu_ids for w in draft.workers.values())
-        if not held and (live is None or not live.connected):
-            draft.delete(node)
