@@ -195,7 +195,11 @@ def _is_absent(draft: Draft, worker: Worker) -> bool:
         return False
     if worker.intent.phase is Phase.REQUESTED:
         return False
-    return live.last_heard_at >= worker.intent.phase_since + draft.timing.suspect_after_s
+    sure_at = worker.intent.phase_since + draft.timing.suspect_after_s
+    if live.last_heard_at >= sure_at:
+        return True
+    draft.wake(max(sure_at, draft.now + draft.timing.heartbeat_interval_s))  # a heartbeat like the last one is no news
+    return False
 
 
 def _observe_absence(draft: Draft, worker: Worker) -> None:
