@@ -10,81 +10,51 @@ before the first listing: what an earlier process of the same id began is found 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from provisioner.core.backoff import delay_s
+from provisioner.core.book import (
+    START_AGAIN_S,
+    Book,
+    Done,
+    Group,
+    Listing,
+    No,
+    Outcome,
+    Unsure,
+    by_group,
+    close,
+    coming,
+    finished,
+    forget,
+    may_exist,
+)
 from springtide.model.provisioning import (
     CapabilitySet,
     GroupAnswer,
     GroupOrder,
     GroupStatus,
     Orders,
-    ProvidedNode,
     ProvidedPhase,
     ShutdownOrder,
     StartOrder,
 )
 
+__all__ = [
+    "MAX_CALLS",
+    "START_AGAIN_S",
+    "Book",
+    "Decision",
+    "Done",
+    "Listing",
+    "No",
+    "Outcome",
+    "Unsure",
+    "coming",
+    "decide",
+    "finished",
+]
+
 MAX_CALLS = 16  # to the provider at the same time
-RETRY_FIRST_S = 1.0
-RETRY_MAX_S = 60.0
-STOP_AGAIN_S = 30.0  # a group that is still listed as alive so long after its stop is stopped again
-START_AGAIN_S = 10.0  # a group that is not listed so long after its start is started again
-CLOSED_KEPT = 4096  # ids of groups that were shut down and are refused from then on
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What the provider last listed, and when that look began."""
-
-    nodes: tuple[ProvidedNode, ...]
-    begun_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The call had its effect."""
-
-
-@dataclass(frozen=True, slots=True)
-class No:
-    """The provider refused: nothing was changed."""
-
-    status: GroupStatus
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unsure:
-    """The call may or may not have had its effect."""
-
-    message: str
-
-
-Outcome = Done | No | Unsure
-
-
-@dataclass(slots=True)
-class Group:
-    """What this process did about one group, beside what the provider lists."""
-
-    node_ids: tuple[str, ...] = ()
-    capability_set: str = ""
-    calling: bool = False
-    starting: bool = False  # the last call was a start
-    stopped: bool = False  # a stop had its effect
-    last: Outcome | None = None
-    called_at: float = 0.0  # when the last call ended
-    attempts: int = 0  # in a row that did not succeed
-    next_at: float = 0.0  # no further call before
-
-
-@dataclass(slots=True)
-class Book:
-    """The memory of one process. `closed`: ids that were shut down, oldest first."""
-
-    groups: dict[str, Group] = field(default_factory=dict)
-    closed: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,66 +76,8 @@ def decide(
     look.starts(orders.start, {order.group_id for order in orders.shutdown})
     for request_id, group_id in orders.unknown:
         look.answer(request_id, group_id, GroupStatus.UNKNOWN_ACTION, "this version knows no such order")
-    _forget(book, orders, listing)
+    forget(book, orders, listing)
     return look.decision()
-
-
-def finished(book: Book, group_id: str, outcome: Outcome, now: float) -> None:
-    """A call has ended."""
-    group = book.groups.setdefault(group_id, Group())
-    group.calling, group.last, group.called_at = False, outcome, now
-    if isinstance(outcome, Done):
-        group.attempts = 0
-        group.next_at = now + (START_AGAIN_S if group.starting else STOP_AGAIN_S)
-        group.stopped = not group.starting
-    else:
-        group.attempts += 1
-        group.next_at = now + delay_s(group.attempts, RETRY_FIRST_S, RETRY_MAX_S)
-    if group.stopped:
-        _close(book, group_id)
-
-
-def coming(book: Book, listing: Listing | None) -> tuple[ProvidedNode, ...]:
-    """Nodes of starts that are under way or done, but not listed yet: reported as PENDING, so that nobody takes them
-    for unknown."""
-    listed = _by_group(listing)
-    return tuple(
-        ProvidedNode(node_id, group_id, group.capability_set, ProvidedPhase.PENDING)
-        for group_id, group in book.groups.items()
-        if group_id not in listed and _may_exist(group, listing)
-        for node_id in group.node_ids
-    )
-
-
-def _may_exist(group: Group, listing: Listing | None) -> bool:
-    """A start is under way, or has ended since the last look began, and was not refused."""
-    if not group.starting or isinstance(group.last, No):
-        return group.calling and group.starting
-    return group.calling or listing is None or group.called_at > listing.begun_at
-
-
-def _by_group(listing: Listing | None) -> dict[str, list[ProvidedNode]]:
-    found: dict[str, list[ProvidedNode]] = {}
-    for node in listing.nodes if listing is not None else ():
-        found.setdefault(node.group_id, []).append(node)
-    return found
-
-
-def _close(book: Book, group_id: str) -> None:
-    book.closed.pop(group_id, None)
-    book.closed[group_id] = None
-    while len(book.closed) > CLOSED_KEPT:
-        del book.closed[next(iter(book.closed))]
-
-
-def _forget(book: Book, orders: Orders, listing: Listing | None) -> None:
-    """Groups that nobody speaks of any more."""
-    named = {order.group.group_id for order in orders.start} | {order.group_id for order in orders.shutdown}
-    listed = _by_group(listing)
-    for group_id in [key for key in book.groups if key not in named and key not in listed]:
-        group = book.groups[group_id]
-        if not group.calling and not _may_exist(group, listing):
-            del book.groups[group_id]
 
 
 class _Look:
@@ -176,10 +88,10 @@ class _Look:
         self.listing = listing
         self.sets = sets
         self.now = now
-        self.listed = _by_group(listing)
+        self.listed = by_group(listing)
         self.owners = {node.node_id: node.group_id for node in (listing.nodes if listing is not None else ())}
         for group_id, group in book.groups.items():
-            if group_id not in self.listed and _may_exist(group, listing):
+            if group_id not in self.listed and may_exist(group, listing):
                 self.owners.update(dict.fromkeys(group.node_ids, group_id))
         self.free_calls = MAX_CALLS - sum(group.calling for group in book.groups.values())
         self.started: list[GroupOrder] = []
@@ -208,14 +120,14 @@ class _Look:
         group_id = order.group_id
         group = self.book.groups.get(group_id, Group())
         nodes = self.listed.get(group_id, [])
-        if not nodes and _may_exist(group, self.listing):
+        if not nodes and may_exist(group, self.listing):
             return  # the next listing tells
         if not nodes:
             was_here = group.stopped or group_id in self.book.closed
             status = GroupStatus.WORKER_GROUP_SHUTDOWN if was_here else GroupStatus.WORKER_GROUP_ID_NOT_FOUND
             self.answer(order.request_id, group_id, status, "it is gone" if was_here else "there is no such group")
         elif all(node.phase is ProvidedPhase.ENDED for node in nodes):
-            _close(self.book, group_id)
+            close(self.book, group_id)
             self.answer(order.request_id, group_id, GroupStatus.WORKER_GROUP_SHUTDOWN, "it has ended")
         elif group.stopped and all(node.phase in (ProvidedPhase.ENDING, ProvidedPhase.ENDED) for node in nodes):
             self.answer(order.request_id, group_id, GroupStatus.SUCCESS)
@@ -261,7 +173,7 @@ class _Look:
             else:
                 self.answer(order.request_id, group_id, GroupStatus.SUCCESS)
             return
-        if _may_exist(group, self.listing):
+        if may_exist(group, self.listing):
             self._answer_last(order.request_id, group_id, group)  # the next listing tells
             return
         problem = self._why_not(wanted)
@@ -297,7 +209,7 @@ class _Look:
         return listed + sum(
             len(group.node_ids)
             for group_id, group in self.book.groups.items()
-            if group.capability_set == name and group_id not in self.listed and _may_exist(group, self.listing)
+            if group.capability_set == name and group_id not in self.listed and may_exist(group, self.listing)
         )
 
     # ------------------------------------------------------------ calls
