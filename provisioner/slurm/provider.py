@@ -17,6 +17,7 @@ import springtide
 from provisioner.context import ProviderContext
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, ProvidedNode, Refused
 from provisioner.slurm import commands
+from provisioner.slurm.asked import AskedFiles
 from provisioner.slurm.jobs import Job, gone, mark, newest_of_each
 from provisioner.slurm.script import Node, script
 from provisioner.slurm.settings import SlurmSettings
@@ -44,7 +45,7 @@ class SlurmProvider:
         self._id = context.provisioner_id
         self._clock = clock
         data_dir = context.data_dir.absolute()
-        self._asked = _AskedFiles(data_dir / "asked")
+        self._asked = AskedFiles(data_dir / "asked")
         self._log_dir = Path(settings.log_dir).expanduser().absolute() if settings.log_dir else data_dir / "jobs"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._working_dir = settings.working_dir or str(data_dir)
@@ -55,6 +56,8 @@ class SlurmProvider:
         self._submitted_at = 0.0
         self._jobs: dict[str, Job] = {}  # by node id, of the newest listing; and ends that squeue forgot
         self._listed_at: float | None = None
+        self._never_listed = True
+        self._submitted: dict[str, float] = {}  # job ids of ours that the newest listing cannot have
         self._ended_at: dict[str, float] = {}
         self._released: dict[str, float] = {}  # job ids that we cancelled
         self._shut: dict[str, float] = {}  # groups that were shut down
@@ -97,24 +100,32 @@ class SlurmProvider:
         if order.capability_set not in ("", self._settings.name):
             raise Refused("WORKER_GROUP_TOO_MUCH", f"There is no capability set {order.capability_set!r} here.")
         async with self._submitting:
-            await self._look()
+            if self._never_listed or any(self._asked.at(node_id) is not None for node_id in order.node_ids):
+                await self._look()
             missing = [node_id for node_id in order.node_ids if node_id not in self._jobs]
             if not missing:
                 return
-            live = sum(job.live for job in self._jobs.values())
-            if live + len(missing) > self._settings.max_nodes:
+            if self._room() < len(missing):
+                await self._look()  # one may have ended meanwhile
+            if self._room() < len(missing):
+                live = self._settings.max_nodes - self._room()
                 message = f"{live} nodes are there and {self._settings.max_nodes} is the most."
                 raise Refused("WORKER_GROUP_TOO_MUCH", message)
             for node_id in missing:
                 await self._submit(order, node_id)
+
+    def _room(self) -> int:
+        return self._settings.max_nodes - sum(job.live for job in self._jobs.values())
 
     async def stop(self, group_id: str, node_ids: Sequence[str]) -> None:
         """Cancels the group's jobs. Raises Refused for an unknown group, OutcomeUnknown."""
         if not group_id:
             raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
         async with self._submitting:
-            await self._look()
             jobs = [job for job in self._jobs.values() if job.group_id == group_id]
+            if not jobs or {job.node_id for job in jobs} < set(node_ids):
+                await self._look()
+                jobs = [job for job in self._jobs.values() if job.group_id == group_id]
             unsure = [node_id for node_id in node_ids if self._unsure(node_id)]
             if not jobs and not unsure and group_id not in self._shut:
                 raise Refused("WORKER_GROUP_ID_NOT_FOUND", f"There is no job of group {group_id}.")
@@ -172,6 +183,7 @@ class SlurmProvider:
         if not job_id.isdigit():
             raise OutcomeUnknown(f"sbatch answered {said.strip()[:200]!r} and not a job id.")
         self._jobs[node_id] = Job(job_id, order.group_id, node_id, "PENDING")
+        self._submitted[job_id] = self._clock()
         self._asked.remove(node_id)
         log.info("job %s submitted for node %s", job_id, node_id, extra={"node": node_id})
 
@@ -256,22 +268,27 @@ class SlurmProvider:
 
     async def _refresh(self, max_age_s: float) -> None:
         async with self._listing:
-            now = self._clock()
-            if self._listed_at is not None and 0 <= now - self._listed_at < max_age_s:
+            began = self._clock()
+            if self._listed_at is not None and 0 <= began - self._listed_at < max_age_s:
                 return
             jobs = await self._squeue.jobs()
             now = self._clock()
             chosen, doubles = newest_of_each(jobs)
-            self._take(chosen, now)
+            self._take(chosen, began, now)
             self._listed_at = now
+            self._never_listed = False
         for job in doubles:
             log.warning("job %s is a second one for node %s and is cancelled", job.job_id, job.node_id)
         await self._cancel([job.job_id for job in doubles])
 
-    def _take(self, found: dict[str, Job], now: float) -> None:
-        """What squeue no longer shows has ended: how it did is known if it was seen, else it is said so."""
+    def _take(self, found: dict[str, Job], began: float, now: float) -> None:
+        """What squeue no longer shows has ended: how it did is known if it was seen, else it is said so. A job that was
+        submitted after squeue had begun cannot be in its answer."""
         for node_id, job in self._jobs.items():
             if node_id in found:
+                continue
+            if self._submitted.get(job.job_id, -1.0) >= began:
+                found[node_id] = job
                 continue
             if now - self._ended_at.setdefault(job.job_id, now) < ENDED_RETENTION_S:
                 found[node_id] = gone(job) if job.live else job
@@ -280,27 +297,6 @@ class SlurmProvider:
             if not job.live and now - self._ended_at.setdefault(job.job_id, now) >= ENDED_RETENTION_S:
                 del found[node_id]
         self._jobs = found
+        self._submitted = {job_id: at for job_id, at in self._submitted.items() if at >= began}
         known = {job.job_id for job in found.values()}
         self._ended_at = {job_id: at for job_id, at in self._ended_at.items() if job_id in known}
-
-
-class _AskedFiles:
-    """When an sbatch was begun whose answer has not come: one small file each, so that a new process knows too."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._at = {path.name: path.stat().st_mtime for path in folder.iterdir()}
-
-    def put(self, node_id: str, now: float) -> None:
-        self._at[node_id] = now
-        path = self._folder / node_id
-        path.touch()
-        os.utime(path, (now, now))
-
-    def remove(self, node_id: str) -> None:
-        if self._at.pop(node_id, None) is not None:
-            (self._folder / node_id).unlink(missing_ok=True)
-
-    def at(self, node_id: str) -> float | None:
-        return self._at.get(node_id)

@@ -42,10 +42,13 @@ class Squeue:
             raise OutcomeUnknown(f"squeue is not understood: {error}") from None
 
     async def _json(self) -> list[Job]:
-        said = await commands.run(["squeue", "--json"], self._timeout_s)
+        said = await commands.run(["squeue", "--json", *self._which()], self._timeout_s)  # 22.05 shows all jobs even so
         return from_json(said, self._id, self._clock())
 
     async def _plain(self) -> list[Job]:
-        user = pwd.getpwuid(os.getuid()).pw_name
-        command = ["squeue", "--noheader", "--states=all", f"--user={user}", f"--format={FORMAT}"]
+        command = ["squeue", "--noheader", *self._which(), f"--format={FORMAT}"]
         return from_text(await commands.run(command, self._timeout_s), self._id)
+
+    def _which(self) -> tuple[str, str]:
+        """Ended jobs, too, of our user."""
+        return "--states=all", f"--user={pwd.getpwuid(os.getuid()).pw_name}"

@@ -1,7 +1,7 @@
 """sbatch, squeue and scancel for tests: their jobs are files in $FAKE_SLURM, and so are their faults.
 
 `faults.json` there: {"sbatch": {"hang_before": true}, ...}. Faults: hang_before and hang_after (its effect), exit
-([code, words]), says (stdout instead of the truth), no_json (squeue).
+([code, words]), says (stdout instead of the truth), wait_for (a file there), no_json (squeue).
 """
 
 import json
@@ -20,6 +20,8 @@ def main() -> int:
         calls.write(json.dumps([NAME, *sys.argv[1:]]) + "\n")
     if faults.get("hang_before"):
         time.sleep(600)
+    while "wait_for" in faults and not (FOLDER / faults["wait_for"]).exists():
+        time.sleep(0.01)
     if faults.get("no_json") and "--json" in sys.argv:
         print("squeue: unrecognized option '--json'", file=sys.stderr)
         return 1

@@ -1,5 +1,6 @@
 """The provider `slurm` against fake commands: what hangs, fails, lies or forgets never costs a job or doubles one."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -308,3 +309,36 @@ async def test_squeue_is_asked_no_more_than_it_is_told(make: Any, slurm: FakeSlu
     clock.advance(10.0)
     await provider.list()
     assert len(slurm.calls("squeue")) == 2
+
+
+async def test_a_listing_that_began_before_a_job_does_not_end_it(
+    make: Any, slurm: FakeSlurm, clock: ManualClock
+) -> None:
+    """PV7: squeue and sbatch at the same time: what squeue could not know yet is not gone."""
+    provider = make()
+    await provider.list()
+    clock.advance(1.0)
+    slurm.faults(squeue={"wait_for": "go"})
+    looking = asyncio.create_task(provider.list())
+    while len(slurm.calls("squeue")) < 2:
+        await asyncio.sleep(0.01)
+    await provider.start(order())
+    (slurm.folder / "101.job").rename(slurm.folder / "101.hidden")
+    (slurm.folder / "go").touch()
+    (node,) = await looking
+    assert (node.node_id, node.phase) == ("g-1-n", Phase.PENDING)
+    (slurm.folder / "101.hidden").rename(slurm.folder / "101.job")
+    slurm.faults()
+    assert (await listed(provider, clock))["g-1-n"].phase is Phase.PENDING
+
+
+async def test_a_new_order_needs_no_look_of_its_own(make: Any, slurm: FakeSlurm, clock: ManualClock) -> None:
+    """Sixteen orders are sixteen calls of sbatch, and no sixteen of squeue."""
+    provider = make(max_nodes=16)
+    await provider.list()
+    for number in range(8):
+        await provider.start(order(f"g-{number}"))
+    assert len(slurm.calls("squeue")) == 1
+    assert len(slurm.calls("sbatch")) == 8
+    await provider.stop("g-3", ["g-3-n"])
+    assert len(slurm.calls("squeue")) == 1
