@@ -15,7 +15,7 @@ from router.core.retry import SERVED, Ruling, Verdict, rule
 from router.core.seat import Seat
 from router.core.table import Change
 from router.core.want import NOTHING, Want
-from router.metrics import Metrics
+from router.metrics import Count, Metrics
 from springtide import telemetry
 from springtide.dataplane import INCARNATION_HEADER, REQUEST_ID_HEADER, OutcomeKind, Route, TcpAddress, UpstreamPool
 from springtide.errors import SpringtideError
@@ -96,6 +96,7 @@ class Dispatcher:
         self._held: dict[Ticket, tuple[Grant, Deny]] = {}
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._hot: set[str] = set()
+        self._served: dict[tuple[str, str], Count] = {}
         self._loop = asyncio.get_running_loop()
 
     def use(self, pool: UpstreamPool) -> None:
@@ -204,7 +205,12 @@ class Dispatcher:
             self.metrics.tokens.of((pool,)).inc(events)
             if first_byte_at is not None:
                 self._first_token(ticket, first_byte_at)
-        self.closed(ticket, front, OutcomeKind.OK)
+        counted = self._served.get((pool, front))
+        if counted is None:
+            counted = self._served[pool, front] = self.metrics.requests.of((pool, front, OutcomeKind.OK.value))
+        counted.total += 1
+        if ticket.waited_s > 0:
+            self.metrics.waited.labels(pool).observe(ticket.waited_s)
         if self.admission.waiting(pool):
             self._pump(pool)
         return SERVED

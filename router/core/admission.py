@@ -50,7 +50,8 @@ class Admission:
     def open(self, model: str, now: float, deadline: float | None = None, want: Want = NOTHING) -> Ticket:
         """A ticket for a new request. Raises NotFound, Unavailable."""
         pool = self.fleet.pool_of(model, want.role)
-        self.demand(pool.name).requests_total += 1
+        demand = self._demand.get(pool.name) or self.demand(pool.name)
+        demand.requests_total += 1
         ticket = Ticket(pool.name, next(self._numbers), now, deadline, want)
         ticket.call_deadline = deadline
         if want.deadline_s is not None:
@@ -66,7 +67,7 @@ class Admission:
         pool = self.fleet.table.pools.get(ticket.pool)
         if pool is None:
             raise self._gone(ticket)
-        seats, demand = self.fleet.of(ticket.pool), self.demand(ticket.pool)
+        seats, demand = self.fleet.of(ticket.pool), self._demand.get(ticket.pool) or self.demand(ticket.pool)
         if not seats or demand.starved_since is not None:
             demand.looked(len(seats), bool(queue), now)
         # Nobody passes those that wait, unless it is older than they are (a retried one).
@@ -168,13 +169,14 @@ class Admission:
         return self._policies.of(pool, routed.routing) if routed is not None else self._policies.of(pool)
 
     def _seat(self, ticket: Ticket, now: float) -> bool:
-        seats, want = self.fleet.of(ticket.pool), ticket.want
+        name, want = ticket.pool, ticket.want
+        seats = self.fleet.of(name)
         excluded: list[tuple[str, int]] = []
         if ticket.excluded:
             excluded = [key for key, until in ticket.excluded.items() if until > now]
         if ticket.weight_version is not None:
             excluded += [seat.id for seat in seats if not ticket.suits(seat)]
-        policy = self.policy(ticket.pool)
+        policy = self.policy(name)
         seat = pick(policy, seats, excluded, now, self._rng, want)
         if seat is None:
             return False
@@ -193,7 +195,7 @@ class Admission:
         if ticket.waiting_since is not None:
             ticket.waited_s += now - ticket.waiting_since
             ticket.waiting_since = None
-        demand = self.demand(ticket.pool)
+        demand = self._demand.get(name) or self.demand(name)
         demand.rate.dispatched(now)
         if ticket.want.needs is not NO_NEEDS:
             demand.asked.entered(ticket.want.needs.labels)
