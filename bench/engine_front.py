@@ -3,8 +3,8 @@
     .venv-vllm/bin/python bench/engine_front.py [--streams 8] [--tokens 200] [--rounds 3]
 
 Run with the Python of an environment that has vLLM and `smg-grpc-servicer` (scripts/install_vllm_cpu.sh). One server
-at a time, the same tiny model and flags; CPU of the server's front process (not of its engine core) from /proc, and of a
-client that does nothing but read. Both divided by tokens received.
+at a time, the same tiny model and flags; CPU of the server's front process (not of its engine core) from /proc, and of
+a client that does nothing but read. Both divided by tokens received.
 """
 
 import argparse
