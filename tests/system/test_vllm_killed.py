@@ -25,11 +25,11 @@ ARGS = (
     *("--enforce-eager", "--max-model-len", "1024", "--dtype", "float32", "--kv-cache-memory-bytes", "64M"),
     *("--max-num-seqs", "8", "--no-enable-prefix-caching"),
 )
-START_S = 240.0
+START_S = 420.0  # generous: about 40 s where nobody else works
 TOKENS = 600
 STREAMS = 6
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 class Answer(NamedTuple):
