@@ -7,10 +7,12 @@ from prometheus_client import CollectorRegistry
 
 from controlplane.metrics import Metrics
 from nodeagent.metrics import AgentMetrics
+from provisioner.metrics import ProvisionerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "telemetry.md").read_text()
-SOURCES = [path for package in ("controlplane", "nodeagent", "router") for path in (ROOT / package).rglob("*.py")]
+PACKAGES = ("controlplane", "nodeagent", "provisioner", "router")
+SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 
 
 def names(registry: CollectorRegistry) -> set[str]:
@@ -23,15 +25,15 @@ def test_every_span_and_attribute_is_documented():
     found = {
         name for path in SOURCES for name in re.findall(r'"(springtide\.[a-z_]+(?:\.[a-z_]+)?)"', path.read_text())
     }
-    found -= {"springtide.engines", "springtide.policies"}  # entry point groups
+    found -= {"springtide.engines", "springtide.policies", "springtide.provisioners"}  # entry point groups
     assert "springtide.scale_up" in found
     assert {name for name in found if f"`{name}`" not in PAGE} == set()
 
 
 def test_every_metric_is_documented():
     named = {n for path in SOURCES for n in re.findall(r'"(springtide_[a-z_]+)"', path.read_text())}
-    named -= {"springtide_agent_"}
-    known = names(Metrics().registry) | names(AgentMetrics().registry)
+    named -= {"springtide_agent_", "springtide_provisioner_"}
+    known = names(Metrics().registry) | names(AgentMetrics().registry) | names(ProvisionerMetrics().registry)
     assert "springtide_router_waiting" in named
     assert len(known) > 5
     assert {n for n in named if f"`{n}`" not in PAGE and f"`{n}_total`" not in PAGE} == set()
