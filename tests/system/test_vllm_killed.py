@@ -46,7 +46,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("killed")
     maker = ROOT / "tests" / "engines_real" / "tiny_model.py"
     subprocess.run([PYTHON, maker, folder / "tiny"], check=True, capture_output=True, timeout=300)
-    stack = Stack(folder, gpus=2, agent_config=f'[launch]\nallowed_interpreters = ["{PYTHON}"]\n')
+    config = f'parallel_starts = 2\n[launch]\nallowed_interpreters = ["{PYTHON}"]\n'
+    stack = Stack(folder, gpus=2, agent_config=config)
     try:
         stack.start()
         stack.apply(
