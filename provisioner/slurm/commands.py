@@ -10,14 +10,15 @@ from provisioner.core.provider import OutcomeUnknown, Refused
 _WORDS = 400
 _MAY_HAVE_WORKED = (
     "timed out",
-    "Unable to contact",
-    "Connection",
-    "Communication",
-    "Zero Bytes",
-    "Transport",
+    "unable to contact",
+    "connection",
+    "communication",
+    "zero bytes",
+    "transport",
     "try again",
 )
-"""sbatch fails with one of these when its order may have reached slurmctld, or when slurmctld is away for now."""
+"""sbatch fails with one of these (in lower case: SLURM's versions differ in it) when its order may have reached
+slurmctld, or when slurmctld is away for now."""
 
 
 class CommandFailed(Exception):
