@@ -141,6 +141,9 @@ class Local:
         if used + len(order.node_ids) > self._most(found):
             raise Refused("WORKER_GROUP_TOO_MUCH", f"{used} of at most {self._most(found)} nodes are given")
         free = [device for device in found.devices if all(device not in entry.devices for entry in taken)]
+        if found.devices and len(free) < len(order.node_ids) * found.gpus_per_node:
+            message = f"{len(free)} devices of {found.name} are free; nodes of other sets have the rest"
+            raise Refused("WORKER_GROUP_TOO_MUCH", message)
         environment = self._context.agent_environment(order)
         for node_id in order.node_ids:
             share, free = tuple(free[: found.gpus_per_node]), free[found.gpus_per_node :]
@@ -159,8 +162,12 @@ class Local:
                     processes.kill(entry.agent, signal.SIGTERM)
 
     async def list(self) -> Sequence[ProvidedNode]:
-        for entry in list(self._entries.values()):
-            self._look_after(entry)
+        for node_id in list(self._entries):
+            # Read anew each time: an order may come in between, and what it wrote must not be undone.
+            try:
+                self._look_after(self._entries[node_id])
+            except OSError:  # of this node; the others are looked after all the same
+                log.exception("node %s cannot be looked after", node_id)
             await asyncio.sleep(0)
         return [_provided(entry) for entry in self._entries.values()]
 
@@ -183,10 +190,11 @@ class Local:
                 processes.kill(entry.agent)
         elif entry.stop_at is not None:
             self._end(entry, "RELEASED", "")
+        elif entry.restarts >= _RESTARTS and now < entry.started_at + _RESTART_WINDOW_S:
+            message = entry.message or f"its agent died {entry.restarts + 1} times; see {self._folder(entry)}"
+            self._end(entry, "NODE_FAIL", message)
         elif entry.agent is None:
             self._spawn(entry)  # this process, or the one before, was about to
-        elif entry.restarts >= _RESTARTS and now < entry.started_at + _RESTART_WINDOW_S:
-            self._end(entry, "NODE_FAIL", f"its agent died {entry.restarts + 1} times; see {self._folder(entry)}")
         else:
             again = entry.restarts + 1 if now < entry.started_at + _RESTART_WINDOW_S else 1
             log.warning("the agent of node %s has died; it is started again", entry.node_id)
@@ -205,18 +213,24 @@ class Local:
                 environment.pop(name, None)  # they are the provisioner's own
             if entry.devices:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(entry.devices)
-            with open(folder / "agent.log", "ab") as output:
-                child = subprocess.Popen(
-                    self._command(entry),
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+            try:
+                with open(folder / "agent.log", "ab") as output:
+                    child = subprocess.Popen(
+                        self._command(entry),
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
+                    )
+            except OSError as error:  # tried again with each look, and given up after as many as an agent's deaths
+                log.error("the agent of node %s cannot be started: %s", entry.node_id, error)
+                message, now = f"its agent cannot be started: {error}", self._context.clock.now()
+                self._keep(replace(entry, restarts=entry.restarts + 1, started_at=now, message=message))
+                return
             found = processes.identify(child.pid)
             child.returncode = 0  # it is watched by its identity; Popen need not warn that it lives
-        self._keep(replace(entry, agent=found, started_at=self._context.clock.now()))
+        self._keep(replace(entry, agent=found, started_at=self._context.clock.now(), message=""))
 
     def _command(self, entry: Entry) -> Sequence[str]:
         found = self._sets.get(entry.capability_set) or LocalSet(entry.capability_set)

@@ -11,7 +11,7 @@ import pytest
 
 from provisioner import local, processes
 from provisioner.context import ProviderContext
-from provisioner.core.provider import Phase, Refused
+from provisioner.core.provider import GroupOrder, Phase, Refused
 from provisioner.local import MARK, Local
 from tests.provisioner.conformance import CHECKS, TOKEN, Rig
 
@@ -125,3 +125,47 @@ async def test_devices_are_shared_out(tmp_path: Path) -> None:
     provider = local.create({"sets": kinds}, ProviderContext("p1", folder, "127.0.0.1:1"))
     (found,) = await provider.capability_sets()
     assert found.max_nodes == 2
+
+
+async def test_devices_that_another_set_has_are_not_given_again(tmp_path: Path) -> None:
+    """PV3: two sets over the same GPUs: a node without a GPU of its own is refused, not started with simulated ones."""
+    folder = tmp_path / "provider"
+    folder.mkdir()
+    kinds = [{"name": name, "gpus_per_node": 2, "devices": ["0", "1"]} for name in ("one", "other")]
+    settings = {"sets": kinds, "python": str(tmp_path / "none")}
+    provider = local.create(settings, ProviderContext("p1", folder, "127.0.0.1:1"))
+    await provider.start(GroupOrder("g-1", "one", ("g-1",)))
+    with pytest.raises(Refused, match="0 devices of other are free"):
+        await provider.start(GroupOrder("g-2", "other", ("g-2",)))
+
+
+async def test_an_agent_that_cannot_be_started_is_given_up_and_blocks_no_other(rig: LocalRig) -> None:
+    """PV1: an interpreter that is not there: every look still answers, and the node ends with the cause."""
+    kinds = [{"name": "std", "max_nodes": 2, "gpus_per_node": 1}]
+    provider = local.create({"sets": kinds, "python": str(rig.folder / "no-python")}, rig.context)
+    await provider.start(GroupOrder("g-1", "std", ("g-1",)))
+    looks = [next(iter(await provider.list())) for _ in range(8)]
+    assert looks[0].phase is Phase.RUNNING
+    assert (looks[-1].phase, looks[-1].reason) == (Phase.ENDED, "NODE_FAIL")
+    assert "no-python" in looks[-1].message
+
+
+async def test_an_order_that_comes_in_the_middle_of_a_look_stands(rig: LocalRig) -> None:
+    """PV3: a node that is given back while the nodes are looked at is not started again by that look."""
+    provider = await rig.open()
+    first, second = rig.order(), rig.order()
+    await provider.start(first)
+    await provider.start(second)
+    agents = rig.agents()
+    for agent in agents:
+        processes.kill(agent)
+
+    async def dead() -> bool:
+        return not any(processes.lives(agent) for agent in agents)
+
+    await rig.until(dead, "both agents dead")
+    look = asyncio.create_task(provider.list())
+    await asyncio.sleep(0)  # the first node was looked at
+    await provider.stop(second.group_id, second.node_ids)
+    phases = {node.group_id: node.phase for node in await look}
+    assert phases == {first.group_id: Phase.RUNNING, second.group_id: Phase.ENDED}
