@@ -119,11 +119,14 @@ def load_secret(data_dir: Path) -> bytes:
     path = data_dir / SECRET_FILE
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
-        partial = data_dir / f".{SECRET_FILE}.{os.getpid()}"
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(secrets.token_hex(_SECRET_BYTES).encode())
+        # No pid in the name: in a container it is the same at each start, and what a killed process left would be met.
+        partial = data_dir / f".{SECRET_FILE}.{secrets.token_hex(8)}"
         try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(secrets.token_hex(_SECRET_BYTES).encode())
+                file.flush()
+                os.fsync(fd)  # an empty secret after a power cut would be refused at each start
             os.link(partial, path)  # the first of two that start at once wins
         except FileExistsError:
             pass

@@ -1,6 +1,7 @@
 """Join tokens and certificates: what is refused, and how clearly; a renewed certificate needs no restart."""
 
 import asyncio
+import os
 import shutil
 import ssl
 from pathlib import Path
@@ -75,6 +76,23 @@ def test_the_secret_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition) as refused:
         load_secret(tmp_path / "cp")
     assert refused.value.reason == "JOIN_SECRET_UNSAFE"
+
+
+def test_what_a_killed_process_left_does_not_keep_the_next_from_its_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 13: in a container the next process has the same pid: a file half made under it is no obstacle."""
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "link", _dies)
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            load_secret(tmp_path / "cp")
+    assert len(list((tmp_path / "cp").iterdir())) == 1, "something was left"
+    assert load_secret(tmp_path / "cp") == (tmp_path / "cp" / "join.secret").read_bytes()
+
+
+def _dies(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 async def test_a_network_listener_needs_tls_from_the_start() -> None:
