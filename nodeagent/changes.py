@@ -152,11 +152,15 @@ class Changes:
         left = self._life.entry.bytes_asleep
         if self._setup.simulated or left is None:
             return
+        told = False
         while True:
             used = await asyncio.to_thread(used_bytes, self._setup, self._life.entry)
             if used is None or used <= left + _LENT_SLACK_BYTES:
                 return
-            log.warning("worker %s cannot wake yet: %s bytes of its GPUs are in use", self._life.entry.worker_id, used)
+            if not told:  # once: the wait may take minutes
+                told = True
+                name = self._life.entry.worker_id
+                log.warning("worker %s cannot wake yet: %s bytes of its GPUs are in use", name, used)
             await asyncio.sleep(1.0)
 
     # ------------------------------------------------------------ weights

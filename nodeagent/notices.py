@@ -9,8 +9,8 @@ MAX_NOTICE_BYTES = 256
 
 
 def notice_end(path: Path, default_s: float) -> float | None:
-    """When the node is taken away by the file `path`, wall clock seconds. None: there is no such file, or that time is
-    over: it was written for an earlier life of this node.
+    """When the node is taken away by the file `path`, wall clock seconds. None: there is no such file. A time that
+    is over was written for an earlier life of this node: the caller is to leave it alone.
 
     The file holds seconds, counted from when it was written, or an ISO 8601 time (UTC unless it says otherwise). One
     that says neither counts as `default_s` seconds: better too early than not at all.
