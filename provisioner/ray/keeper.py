@@ -16,6 +16,7 @@ _PR_SET_PDEATHSIG = 1
 _NOT_FOR_AGENTS = ("RAY_", "OMP_NUM_THREADS", "SPRINGTIDE_")
 _MARK = "SPRINGTIDE_RAY"  # of a cluster of `provisioner.ray up`: its end finds all that belongs to it
 _KILL_AFTER_S = 15.0
+_LAST_BYTES = 4096  # of a log that may be large
 
 
 class AgentKeeper:
@@ -82,7 +83,9 @@ class AgentKeeper:
         if code in (None, 0):
             return ""
         try:
-            lines = (self._folder / "agent.log").read_text(errors="replace").splitlines()
+            with (self._folder / "agent.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+                lines = log.read(_LAST_BYTES).decode(errors="replace").splitlines()
         except OSError:
             return ""
         return " | ".join(lines[-2:])[-300:]
