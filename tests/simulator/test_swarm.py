@@ -30,6 +30,7 @@ FOUND = {
     20: "what was LOST on a node that was given back waited for its word for ever",
     71: "what was to stop on a node that was given back held its slice for ever",
     199: "a spot node was kept for the workers of a node that another pool used, too",
+    9055: "a spot node was kept for a node whose sleeper was taken for one that moves",
 }
 
 

@@ -7,16 +7,18 @@ So both are asked for at once; the worker starts where room comes first. When sp
 stood in for them are given back: their workers move as those of any leaving node do.
 """
 
+import dataclasses
+
 from controlplane.core.aims import staying
 from controlplane.core.draft import Draft
 from controlplane.core.nodes.acquire import coming_rooms, on_spot, request_unit
 from controlplane.core.nodes.facts import SPOT_IS_BACK, node_event, workers_by_node
 from controlplane.core.nodes.offers import Offer, all_offers, best, offers_for
 from controlplane.core.nodes.saga import move
-from controlplane.core.nodes.slots import fits_gpus, fits_labels
+from controlplane.core.nodes.slots import Room, fits_gpus, fits_labels
 from controlplane.core.placement import free_gpus
 from springtide.model.enums import NodeState
-from springtide.model.pool import Pool
+from springtide.model.pool import Pool, PoolSpec
 from springtide.model.worker import Worker
 
 
@@ -35,27 +37,62 @@ def restore_mix(draft: Draft) -> None:
 def _restore(draft: Draft, pool: Pool, offers: list[Offer]) -> None:
     steady = [worker for worker in staying(draft, pool) if not on_spot(draft, worker)]
     held = workers_by_node(draft.workers.values())
-    returnable = sum(1 for worker in steady if _can_go_back(draft, worker.intent.node_id, held, pool))
-    excess = min(returnable, len(steady) - draft.snapshot.rules.base_on_demand)
+    counts: dict[str, int] = {}  # of those that are started again elsewhere; a sleeper of such a node is stopped
+    for worker in steady:
+        if _can_go_back(draft, worker.intent.node_id, held, pool):
+            counts[worker.intent.node_id] = counts.get(worker.intent.node_id, 0) + 1
+    here = _free_on_spot(draft, pool)
+    free = sum(here.values())
+    spot_offers = [offer for offer in offers if offer.kind.spot]
+    coming = sum(_fitting(room, pool.spec) for room in coming_rooms(draft) if room.spot)
+    could = free + coming + sum(offer.units * offer.kind.nodes_per_unit * offer.workers for offer in spot_offers)
+    leaving = _whole_nodes(draft, counts, min(could, len(steady) - draft.snapshot.rules.base_on_demand))
+    excess = sum(counts[node_id] for node_id in leaving)
     if excess <= 0:
         return
-    free = _free_on_spot(draft, pool)
+    draft.needed.update(here)
     missing = excess - free
     for room in coming_rooms(draft):
         while missing > 0 and room.spot and room.fits(pool.spec):
             room.take(pool.spec)
             missing -= 1
-    spot_offers = [offer for offer in offers if offer.kind.spot]
     offer = best(draft, pool.name, spot_offers, spot=True)
     if missing > 0 and offer is not None and not draft.lacks_room(2 * offer.kind.nodes_per_unit + 12):
         request_unit(draft, offer, pool.name, f"{excess} workers of {pool.name} are on nodes that stand in for spot")
         coming_rooms(draft)[-1].used = True
-    _move_one(draft, pool, min(excess, free), held)
+    goes = next((node_id for node_id in leaving if counts[node_id] <= free), None)
+    if goes is not None:
+        _move(draft, pool, goes)
 
 
-def _free_on_spot(draft: Draft, pool: Pool) -> int:
-    """Workers that spot nodes which are UP could take now. They are kept for it."""
-    size, free = pool.spec.tensor_parallel_size, 0
+def _whole_nodes(draft: Draft, counts: dict[str, int], most: int) -> list[str]:
+    """Nodes that can be emptied by moving at most so many workers, dearest first: a node goes as a whole, and what
+    would not empty one is not worth a spot node."""
+    found: list[str] = []
+    for node_id in sorted(counts, key=lambda key: (-_cost(draft, key), key)):
+        if counts[node_id] <= most:
+            most -= counts[node_id]
+            found.append(node_id)
+    return found
+
+
+def _cost(draft: Draft, node_id: str) -> float:
+    provided = draft.nodes[node_id].provided
+    return provided.cost_per_hour if provided is not None else 0.0
+
+
+def _fitting(room: Room, spec: PoolSpec) -> int:
+    """Workers that a coming node could take; nothing is promised."""
+    trial, count = dataclasses.replace(room, resources=dict(room.resources)), 0
+    while trial.fits(spec):
+        trial.take(spec)
+        count += 1
+    return count
+
+
+def _free_on_spot(draft: Draft, pool: Pool) -> dict[str, int]:
+    """Workers that spot nodes which are UP could take now, by node."""
+    size, free = pool.spec.tensor_parallel_size, dict[str, int]()
     for node in draft.nodes.values():
         live = draft.live(node.node_id)
         up = node.state is NodeState.UP and not node.spec.cordoned and live is not None and live.reported
@@ -63,25 +100,17 @@ def _free_on_spot(draft: Draft, pool: Pool) -> int:
             continue
         if fits_labels(pool.spec, node.observed.labels) and fits_gpus(len(node.observed.gpus), size):
             room = len(free_gpus(node, draft.workers.values(), live)) // size
-            free += room
             if room:
-                draft.needed.add(node.node_id)
+                free[node.node_id] = room
     return free
 
 
-def _move_one(draft: Draft, pool: Pool, room: int, held: dict[str, list[Worker]]) -> None:
-    """One on-demand node at a time, the dearest whose workers have room on spot."""
+def _move(draft: Draft, pool: Pool, node_id: str) -> None:
+    """One on-demand node at a time."""
     if any(n.state is NodeState.RELEASING and n.reason == SPOT_IS_BACK for n in draft.nodes.values()):
         return
-    found = [
-        node
-        for node in draft.nodes.values()
-        if node.state is NodeState.UP
-        and 0 < len(held.get(node.node_id, ())) <= room
-        and _can_go_back(draft, node.node_id, held, pool)
-    ]
-    if found:
-        node = min(found, key=lambda n: (-n.provided.cost_per_hour if n.provided else 0.0, n.node_id))
+    node = draft.nodes[node_id]
+    if node.state is NodeState.UP:
         node = move(draft, node, NodeState.RELEASING, SPOT_IS_BACK)
         node_event(draft, node, "node_releasing", f"spot nodes take over its workers of {pool.name}")
 

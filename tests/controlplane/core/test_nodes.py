@@ -6,7 +6,7 @@ from controlplane.core.draft import Draft
 from controlplane.core.nodes.orders import provisioner_orders
 from controlplane.core.snapshot import PoolDemand
 from controlplane.core.supply import supplies_of
-from springtide.model.enums import NodeState, State
+from springtide.model.enums import NodeState, ScaleDown, State
 from springtide.model.provisioning import CapabilitySet, ProvidedPhase
 from tests.controlplane.core.node_world import RULES, Host, NodeWorld, provider
 from tests.controlplane.core.world import FakeNode
@@ -397,6 +397,38 @@ def test_no_spot_node_is_kept_for_workers_that_cannot_move() -> None:
     world.turn(times=60)
     assert world.count(State.ACTIVE) == 1
     assert world.alive() == [], "its worker runs on a host of our own"
+
+
+def test_a_node_with_a_sleeper_goes_back_to_spot_as_well() -> None:
+    """Policies.md, CP9: what sleeps there is stopped with its node and needs no room on spot. (Swarm, seed 9055.)"""
+    later, first = provider("a", sets=(SPOT,)), provider("b", sets=(dataclasses.replace(STEADY, gpus_per_node=2),))
+    later.up = later.connected = False
+    world = NodeWorld(later, first, rules=dataclasses.replace(RULES, dynamic_fallback=True))
+    want(world, 2, drain_timeout_s=3.0, scale_down=ScaleDown.SLEEP)
+    world.turn(times=12)
+    world.set_intent("demo", manual_workers=1)
+    world.turn(times=10)
+    assert kinds_of(world) == ["steady"]
+    assert (len(first.alive()), sum(worker.asleep for worker in world.workers.values())) == (1, 1)
+    later.up = later.connected = True
+    world.turn(times=40)
+    assert kinds_of(world) == ["spot"]
+    assert (len(later.alive()), first.alive()) == (1, [])
+
+
+def test_no_spot_node_is_kept_for_a_part_of_a_node() -> None:
+    """Policies.md: one worker stays off spot nodes, and the other one's node could not be given back without it."""
+    both = (dataclasses.replace(STEADY, gpus_per_node=2), SPOT)
+    later, first = provider("a", sets=both[1:]), provider("b", sets=both[:1])
+    later.up = later.connected = False
+    world = NodeWorld(later, first, rules=dataclasses.replace(RULES, dynamic_fallback=True, base_on_demand=1))
+    want(world, 2)
+    world.turn(times=12)
+    assert kinds_of(world) == ["steady", "steady"]
+    later.up = later.connected = True
+    world.turn(times=40)
+    assert kinds_of(world) == ["steady", "steady"]
+    assert (later.alive(), len(first.alive())) == ([], 1)
 
 
 def test_a_decision_says_which_nodes_are_awaited_or_why_none_is() -> None:
