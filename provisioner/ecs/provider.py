@@ -191,7 +191,8 @@ class EcsProvider:
         except boto.ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
             code = error.response.get("Error", {}).get("Code", "")
-            if 400 <= status < 500 and "Throttl" not in code:
+            # ConflictException: the client token is known, with another join token. So an earlier call had its effect.
+            if 400 <= status < 500 and "Throttl" not in code and code != "ConflictException":
                 raise Refused("WORKER_GROUP_TOO_MUCH", f"ECS: {error}") from None
             raise OutcomeUnknown(f"ECS: {error}") from None
         except boto.NoCredentialsError as error:

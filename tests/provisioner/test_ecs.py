@@ -10,11 +10,13 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.stub import Stubber
 
 from provisioner.context import ProviderContext
-from provisioner.core.provider import OutcomeUnknown, Phase, Refused
+from provisioner.core.provider import GroupOrder, OutcomeUnknown, Phase, Refused
 from provisioner.ecs import create
 from provisioner.ecs.provider import EcsProvider
+from provisioner.ecs.settings import EcsSettings
 from provisioner.ecs.tasks import newest_of_each, node_of, tags
 from springtide.errors import InvalidArgument
 from tests.provisioner.conformance import CHECKS, TOKEN, Rig
@@ -221,3 +223,17 @@ def test_settings_say_what_is_missing() -> None:
         create({}, context)
     with pytest.raises(InvalidArgument, match="excludes capacity_provider"):
         create({"task_definition": "f", "launch_type": "EC2", "capacity_provider": "FARGATE_SPOT"}, context)
+
+
+async def test_a_client_token_that_is_known_is_no_refusal(tmp_path: Path) -> None:
+    """PV7: a repeated call carries a newer join token, and ECS answers that the client token is in use: the task of the
+    call before is there, or was. It is looked for; its node is not given up."""
+    client = boto3.client("ecs", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    settings = EcsSettings(cluster=CLUSTER, task_definition=FAMILY, max_nodes=1)
+    provider = EcsProvider(settings, ProviderContext("p1", tmp_path, "10.0.0.1:7400"), client)
+    with Stubber(client) as ecs:
+        ecs.add_response("list_tasks", {"taskArns": []})
+        ecs.add_response("list_tasks", {"taskArns": []})
+        ecs.add_client_error("run_task", "ConflictException", "The clientToken is in use", http_status_code=400)
+        with pytest.raises(OutcomeUnknown, match="in use"):
+            await provider.start(GroupOrder("g-1", "ecs", ("g-1",)))
