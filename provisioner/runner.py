@@ -48,7 +48,6 @@ class Runner:
         self._call_timeout_s = call_timeout_s
         self._book = Book()
         self._orders = Orders()
-        self._store_id = ""
         self._listing: Listing | None = None
         self._sets: dict[str, CapabilitySet] = {}
         self._answers: tuple[GroupAnswer, ...] = ()
@@ -73,9 +72,8 @@ class Runner:
         listed = self._listing.nodes if self._listing is not None else ()
         return (*listed, *coming(self._book, self._listing))
 
-    def apply(self, store_id: str, orders: Orders) -> None:
+    def apply(self, orders: Orders) -> None:
         """All that is wanted now."""
-        self._store_id = store_id
         if orders != self._orders:
             self._orders = orders
             self._decide_now.set()

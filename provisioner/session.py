@@ -36,7 +36,7 @@ Call: TypeAlias = "grpc.aio.StreamStreamCall[Request, Response]"
 
 
 class Session:
-    """Keeps one session up. `run` ends only when cancelled or after `goodbye`."""
+    """Keeps one session up. `run` ends only when cancelled; do so after `goodbye`, else it connects again."""
 
     def __init__(
         self,
@@ -61,7 +61,6 @@ class Session:
         self._requests: Requests | None = None
         self._last_error = ""
         self.connected = False
-        self.store_id = ""  # of the control plane that answered last
         runner.on_change(self._changed.set)
 
     async def run(self) -> None:
@@ -118,6 +117,7 @@ class Session:
                 for task in tasks:
                     task.cancel()
                 call.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)  # none outlives its channel
         return self.connected
 
     async def _receive(self, call: Call, address: str) -> None:
@@ -147,8 +147,7 @@ class Session:
             self._changed.set()
             return
         if response.store_id:
-            self.store_id = response.store_id
-            self._runner.apply(response.store_id, orders_from_proto(response))
+            self._runner.apply(orders_from_proto(response))
 
     async def _send_reports(self, requests: Requests) -> None:
         """Nothing is reported before the provider has been looked at: an empty report would say that nothing is
