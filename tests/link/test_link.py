@@ -1,6 +1,7 @@
 """The link end to end: what goes over it is what would go over a connection of its own."""
 
 import asyncio
+import itertools
 import logging
 import random
 
@@ -129,6 +130,36 @@ async def test_every_split_of_an_answer() -> None:
                 one.send(post())
                 assert (await ended(one)).endswith(b"\r\n\r\n" + event(0) + event(1) + DONE)
         assert all(c.over_link[1:])
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["link", "no link"])
+async def test_several_chunks_in_one_read(linked: bool) -> None:
+    """RT5 F3: chunks that an engine wrote one by one and that are read together are passed on all, with the end too.
+
+    Whatever is together in one read after the first event: 200 random groupings, cut between chunks and within them.
+    """
+    rng = random.Random(9)
+    parts = [SSE_HEAD, chunk(event(0)), *(chunk(event(n)) for n in range(1, 9)), chunk(DONE), LAST]
+    expected = b"".join(event(n) for n in range(9)) + DONE
+    scripts = []
+    for _ in range(200):
+        whole = b"".join(parts)
+        edges = sorted({len(b"".join(parts[:n])) for n in rng.sample(range(1, len(parts)), rng.randint(1, 5))})
+        if rng.random() < 0.3:
+            edges = sorted({*edges, rng.randrange(1, len(whole))})
+        scripts.append(says(*(whole[a:b] for a, b in itertools.pairwise([0, *edges, len(whole)]))))
+    async with upstream(says(stream_of(1)), *scripts) as engine, chain(engine, offers=linked) as c:
+        if linked:
+            await c.linked()
+        else:
+            async with client(c.port) as first:
+                first.send(post())
+                await ended(first)
+        for _ in scripts:
+            async with client(c.port) as one:
+                one.send(post())
+                assert (await ended(one)).endswith(b"\r\n\r\n" + expected)
+        assert all(over is linked for over in c.over_link[1:])
 
 
 async def test_a_client_that_leaves_aborts_the_engine_at_once() -> None:
