@@ -172,7 +172,7 @@ def request_unit(draft: Draft, offer: Offer, pool: str, why: str) -> None:
     draft.requested += 1
     seed = f"{snapshot.store_id}/{snapshot.revision}/{offer.name}/{draft.requested}"
     digest = hashlib.sha256(seed.encode()).hexdigest()[:10]
-    group_id = f"{offer.provisioner_id[:40]}-{kind.name}-{digest}"
+    group_id = f"{offer.provisioner_id[:40]}-{kind.name[:60]}-{digest}"  # an id has at most 128 characters
     ids = [group_id] if kind.nodes_per_unit == 1 else [f"{group_id}-{n}" for n in range(kind.nodes_per_unit)]
     observed = NodeObserved(labels=set_labels(offer.provisioner_id, kind), resources=dict(kind.resources))
     for node_id in ids:

@@ -8,6 +8,7 @@ from controlplane.core.snapshot import PoolDemand
 from controlplane.core.supply import supplies_of
 from springtide.model.enums import NodeState, ScaleDown, State
 from springtide.model.provisioning import CapabilitySet, ProvidedPhase
+from springtide.wire.values import identifier
 from tests.controlplane.core.node_world import RULES, Host, NodeWorld, provider
 from tests.controlplane.core.world import FakeNode
 
@@ -55,6 +56,18 @@ def test_the_record_is_committed_before_the_order() -> None:
     assert start.group.node_ids == tuple(world.records(REQUESTED))
     assert [wanted.pending for wanted in told.desired] == [1]
     assert told == provisioner_orders(world.snapshot(), "p1"), "the same each time: CP17"
+
+
+def test_long_names_make_no_id_that_an_agent_may_not_have() -> None:
+    """CP9: provisioner and set may each have the longest name; the node's id is still one."""
+    name = "s" * 128
+    world = NodeWorld(provider("p" * 128, sets=(CapabilitySet(name, gpus_per_node=2, max_nodes=4, nodes_per_unit=2),)))
+    want(world, 2)
+    world.heartbeats()
+    world.settle()
+    found = world.records(REQUESTED)
+    assert len(found) == 2
+    assert [identifier(node_id, "node_id") for node_id in found] == list(found)
 
 
 def test_never_beyond_the_cap_and_whole_units() -> None:
