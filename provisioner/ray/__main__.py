@@ -65,10 +65,12 @@ def _up(plan: ClusterPlan, workers: int) -> int:
     cluster = LocalRay(plan)
     cluster.up(workers)
     print(f"Ray cluster at {plan.address} with {workers + 1} nodes. Ctrl-C ends it.", flush=True)
-    while not told.wait(WATCH_S):
-        for gpu in cluster.dead():
-            print(f"The Ray node with GPU {gpu} has left.", flush=True)
-    cluster.down()
+    try:
+        while not told.wait(WATCH_S):
+            for gpu in cluster.dead():
+                print(f"The Ray node with GPU {gpu} has left.", flush=True)
+    finally:
+        cluster.down()
     print("The Ray cluster has ended.", flush=True)
     return 0
 

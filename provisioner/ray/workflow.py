@@ -72,7 +72,7 @@ class LocalRay:
         for left in plan.folder.glob("node-*.json"):
             left.unlink()
         about = {"pid": os.getpid(), "gpus": plan.gpus, "port": plan.port, "host": plan.host, "address": plan.address}
-        (plan.folder / "cluster.json").write_text(json.dumps(about))
+        _write(plan.folder / "cluster.json", about)
         try:
             for _ in range(workers + 1):
                 self.add()
@@ -96,7 +96,8 @@ class LocalRay:
 
     def down(self) -> None:
         """Ends all nodes, the head last, and whatever of them is left."""
-        processes = [self._read(path)["pid"] for path in sorted(self._nodes(), reverse=True)]
+        marked = set(self._marked())  # a node that died may have left its pid to somebody else
+        processes = [pid for path in sorted(self._nodes(), reverse=True) if (pid := self._read(path)["pid"]) in marked]
         for pid in processes:
             _signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -127,9 +128,11 @@ class LocalRay:
 
     def _start(self, gpu: int, *, head: bool) -> None:
         plan = self.plan
-        where = (
-            ["--head", f"--port={plan.port}", "--include-dashboard=false"] if head else [f"--address={plan.address}"]
-        )
+        where = [f"--address={plan.address}"]
+        if head:
+            where = ["--head", f"--port={plan.port}", "--include-dashboard=false"]
+            if len(str(plan.folder)) < SHORT:
+                where.append(f"--temp-dir={plan.folder}/session")
         command = [
             *(str(Path(sys.executable).with_name("ray")), "start", "--block", *where),
             *(f"--node-ip-address={plan.host}", "--num-cpus=1", "--num-gpus=1", "--disable-usage-stats"),
@@ -148,7 +151,7 @@ class LocalRay:
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
                 )
             if _started(process, log_path):
-                (plan.folder / f"node-{gpu:03}.json").write_text(json.dumps({"gpu": gpu, "pid": process.pid}))
+                _write(plan.folder / f"node-{gpu:03}.json", {"gpu": gpu, "pid": process.pid})
                 return
             _kill_group(process)
             words = log_path.read_text(errors="replace").strip().splitlines()[-1:]
@@ -183,6 +186,13 @@ class LocalRay:
             pid = int(entry.name)
             if ours and pid != os.getpid() and _alive(pid):
                 yield pid
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all: `up` reads what `add` writes."""
+    partial = path.with_suffix(".new")
+    partial.write_text(json.dumps(content))
+    partial.replace(path)
 
 
 def _started(process: "subprocess.Popen[bytes]", log_path: Path) -> bool:
