@@ -61,6 +61,7 @@ class Checkers:
         self.transcript: deque[str] = deque(maxlen=60)
         self.commits_total = 0
         self._ended: set[int] = set()
+        self._lenders: set[str] = set()  # asleep, or not awake since: what is lost or stopped in its sleep lends on
         world.watchers.committed = self._committed
         world.watchers.spawned = self._spawned
         world.watchers.dispatched = self._dispatched
@@ -98,6 +99,7 @@ class Checkers:
             old = before.workers.get(worker_id)
             if worker is not old:
                 self._check_step(old, worker, told)
+        self._lenders &= after.workers.keys()
         self._check_slices(after)
         self._check_bounds(after)
 
@@ -116,6 +118,10 @@ class Checkers:
         owners: dict[tuple[str, str], str] = {}
         for worker in records.workers.values():
             if worker.asleep or worker.intent.waking:
+                self._lenders.add(worker.worker_id)
+            elif worker.state is not State.INACTIVE or not worker.intent.gpu_ids:
+                self._lenders.discard(worker.worker_id)
+            if worker.worker_id in self._lenders:
                 continue  # its GPUs may be lent; it is awake only when they are back, which `_alone` sees
             for gpu in worker.intent.gpu_ids:
                 other = owners.setdefault((worker.intent.node_id, gpu), worker.worker_id)

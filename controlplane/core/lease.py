@@ -149,9 +149,15 @@ def _follow_node(draft: Draft, worker: Worker) -> None:
 
 
 def lose(draft: Draft, worker: Worker, reason: str, message: str = "") -> Worker:
-    """What becomes of a worker that nobody can see any more: LOST, its slice stays reserved."""
+    """What becomes of a worker that nobody can see any more: LOST, its slice stays reserved. What was asleep, or was
+    to wake, keeps its level: its GPUs may be lent."""
+    slept = worker.asleep or worker.intent.waking
     lost = draft.step(
-        worker, Cause.LOSE, reason=reason, message=message or f"was {worker.state} on {worker.intent.node_id}"
+        worker,
+        Cause.LOSE,
+        reason=reason,
+        message=message or f"was {worker.state} on {worker.intent.node_id}",
+        sleep_level=worker.intent.sleep_level or 1 if slept else 0,
     )
     draft.worker_event(lost, "worker_lost", "inactive")
     return lost

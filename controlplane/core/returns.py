@@ -1,8 +1,10 @@
-"""Lost workers whose node is back: adopted while they are wanted, else stopped."""
+"""Lost workers whose node is back: adopted while they are wanted, else stopped. What sleeps there sleeps on: its GPUs
+may be lent, so it serves again by a wake alone, which claims them first."""
 
 from controlplane.core.aims import Aim, Moves, staying
 from controlplane.core.draft import Draft
 from controlplane.core.fences import has_ended
+from controlplane.core.sleeping import is_claimed
 from controlplane.core.starts import trace_for_next
 from controlplane.core.worker import Cause
 from springtide.model.enums import NodeState, Phase, ReportedPhase, State
@@ -18,7 +20,13 @@ def settle_lost(draft: Draft, pool: Pool, aim: Aim, moves: Moves) -> None:
         report = _word_of(draft, worker)
         if report is None:
             continue
-        if _loaded(draft, pool) < aim.target and _adoptable(draft, worker, report):
+        kept = not pool.intent.deleting and draft.nodes[worker.intent.node_id].state is NodeState.UP
+        if kept and worker.intent.sleep_level and report.phase is ReportedPhase.ADOPTING:
+            continue  # its agent has yet to see whether it sleeps
+        if kept and report.phase is ReportedPhase.SLEEPING and report.incarnation >= worker.observed.incarnation:
+            rested = draft.step(worker, Cause.REST, reason="BACK", message="it is back, and sleeps")
+            draft.worker_event(rested, "sleeper_back", "sleeping")
+        elif _loaded(draft, pool) < aim.target and _adoptable(draft, worker, report):
             adopted = draft.step(
                 worker,
                 Cause.ADOPT,
@@ -49,11 +57,12 @@ def _loaded(draft: Draft, pool: Pool) -> int:
 
 
 def _adoptable(draft: Draft, worker: Worker, report: WorkerReport) -> bool:
-    """Alive on a node that stays, and not taken out by an operator. An end that is told here is that of an earlier
-    engine (observe.py has taken any other): what was lost never ran."""
+    """Alive on a node that stays, not taken out by an operator, and not on GPUs that their owner claims back. An end
+    that is told here is that of an earlier engine (observe.py has taken any other): what was lost never ran."""
     return (
         draft.nodes[worker.intent.node_id].state is NodeState.UP
         and not worker.intent.held
+        and not is_claimed(draft, worker)
         and not has_ended(report)
         and report.phase is not ReportedPhase.STOPPING
         and report.incarnation >= worker.observed.incarnation

@@ -68,6 +68,7 @@ class Cause(StrEnum):
     FAIL = "FAIL"  # node or clock: ended by itself, or never became ready
     LOSE = "LOSE"  # clock: its node is silent; what it does is unknown
     ADOPT = "ADOPT"  # loop: a lost one is back and wanted
+    REST = "REST"  # node: a lost one is back, and asleep
     DISMISS = "DISMISS"  # loop: a lost one is back and not wanted, or gone
     FREE = "FREE"  # node: nothing is left of it, its slice is free
     DRAIN = "DRAIN"  # loop or operator: take it out
@@ -129,6 +130,7 @@ EDGES: Mapping[Cause, Mapping[Place, Place]] = {
     Cause.FAIL: dict.fromkeys((*_LIVE, _SLEEPING), _FAILED),
     Cause.LOSE: dict.fromkeys((*_LIVE, _SLEEPING), _LOST),
     Cause.ADOPT: {_LOST: (State.STARTING, Phase.ADOPTING)},
+    Cause.REST: {_LOST: _SLEEPING},
     Cause.DISMISS: {_LOST: _STOPPED},
     Cause.FREE: {_STOPPED: _STOPPED, _FAILED: _FAILED},
     Cause.DRAIN: {_ACTIVE: _UNROUTING},
@@ -188,7 +190,9 @@ _SETS: Mapping[Cause, Mapping[str, Any]] = {
         "waking": False,
         "spare": False,
     },
-    Cause.ADOPT: {"condition": Condition.HEALTHY, "held": False},
+    Cause.ADOPT: {"condition": Condition.HEALTHY, "held": False, "sleep_level": 0},
+    Cause.REST: {"condition": Condition.HEALTHY, "attempts": 0, "next_attempt_at": None},
+    Cause.DISMISS: {"sleep_level": 0},
     Cause.FREE: {"gpu_ids": ()},
     Cause.DRAIN: {"unrouted_revision": None, "abort_in_flight": False, "kill": False, "sleep_level": 0},
     Cause.ABORT: {"abort_in_flight": True},

@@ -30,6 +30,8 @@ FOUND = {
     20: "what was LOST on a node that was given back waited for its word for ever",
     71: "what was to stop on a node that was given back held its slice for ever",
     199: "a spot node was kept for the workers of a node that another pool used, too",
+    5042: "a lender that was stopped in its sleep was taken for one that runs, beside its borrower",
+    9024: "a lender that was lost in its sleep was adopted as one that serves, beside its borrower",
     9055: "a spot node was kept for a node whose sleeper was taken for one that moves",
 }
 

@@ -346,6 +346,61 @@ def test_nothing_is_lent_without_the_setting_and_free_gpus_go_first() -> None:
     assert roomy.workers["other-1"].intent.gpu_ids != roomy.workers["demo-1"].intent.gpu_ids
 
 
+def out_of_sight(world: World) -> None:
+    """The agent says goodbye and leaves its engines, so that both are LOST; then it is there again."""
+    world.nodes["n1"].goodbye = True
+    world.turn(times=2)
+    assert {worker.intent.phase for worker in world.workers.values()} == {Phase.LOST}
+    world.nodes["n1"].goodbye = False
+
+
+def test_a_lender_that_was_lost_sleeps_on_beside_its_borrower() -> None:
+    """F13, RL8, CP2: it is not adopted as one that serves, which its node could never do while the GPU is lent.
+    (Swarm, seed 9024.)"""
+    world = lending()
+    out_of_sight(world)
+    world.engine("demo-1").phase = ReportedPhase.ADOPTING  # its agent was started again, too
+    world.turn()
+    assert place(world)[1] is Phase.LOST
+    world.engine("demo-1").phase = ReportedPhase.SLEEPING
+    world.turn(times=4)
+    assert place(world) == ASLEEP
+    assert place(world, "other-1") == (State.ACTIVE, None)
+    assert "sleeper_back" in world.actions("demo-1")
+
+
+def test_a_lender_that_was_lost_claims_its_gpus_when_it_is_wanted() -> None:
+    """F13, RL8: woken as any sleeper is; the borrower, lost as well, is not adopted on what is claimed."""
+    world = lending()
+    out_of_sight(world)
+    world.set_intent("demo", manual_workers=1)
+    incarnation = world.engine("demo-1").incarnation
+    world.turn(times=8)
+    assert place(world) == (State.ACTIVE, None)
+    assert world.engine("demo-1").incarnation == incarnation
+    assert world.workers["other-1"].state is State.INACTIVE
+    assert not any(action == "worker_failed" for action in world.actions("demo-1"))
+
+
+def test_a_lender_is_stopped_in_its_sleep_and_its_borrower_serves_on() -> None:
+    """RL8: the GPU is free when both are gone, and not before. (Swarm, seed 5042.)"""
+    world = lending()
+    spec = dataclasses.replace(world.pools["demo"].spec, scale_down=ScaleDown.STOP)
+    world.apply(orders.apply_pool(world.snapshot(), spec, world.now))
+    world.turn(times=4)
+    assert place(world) == (State.INACTIVE, Phase.STOPPED)
+    assert place(world, "other-1") == (State.ACTIVE, None)
+    assert world.free("n1") == ()
+    world.set_intent("demo", manual_workers=1)
+    world.turn(times=3)
+    assert place(world, "other-1") == (State.ACTIVE, None), "what was stopped claims nothing"
+    spec = dataclasses.replace(world.pools["other"].spec, min_workers=0)
+    world.apply(orders.apply_pool(world.snapshot(), spec, world.now))
+    scale(world, 0, "other")
+    world.turn(times=4)
+    assert place(world) == (State.ACTIVE, None)
+
+
 def test_a_loan_to_a_job_outside() -> None:
     """RL8: neither woken nor given to anybody, not even after its engine's end, until it is claimed back."""
     world = world_of(1, gpus=1, lend_gpus=True)
