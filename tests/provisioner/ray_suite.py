@@ -127,7 +127,7 @@ class RayRig(Rig):
             "simulated_gpus": True,
             "data_dir": str(self._folder / "agents"),
             "stop_timeout_s": 5.0,
-            "silence_s": 4.0,
+            "silence_s": 12.0,
         }
 
     async def open(self) -> RayProvider:
