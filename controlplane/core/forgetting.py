@@ -31,7 +31,9 @@ def forget(draft: Draft, pool: Pool) -> None:
             continue
         if is_failing(worker) and missing:
             continue
-        at = worker.intent.state_since + draft.timing.inactive_retention_s
+        lost = worker.intent.phase is Phase.LOST  # what slept for long before it was lost may be back soon
+        since = worker.intent.phase_since if lost else worker.intent.state_since
+        at = since + draft.timing.inactive_retention_s
         if draft.now < at:
             draft.wake(at)
         elif draft.full:

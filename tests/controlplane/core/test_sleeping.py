@@ -232,6 +232,20 @@ def test_a_pool_goes_although_its_sleepers_node_is_lost() -> None:
     assert world.engine_phase("demo-1") is ReportedPhase.STOPPED
 
 
+def test_what_slept_for_long_is_not_forgotten_when_its_agent_is_started_again() -> None:
+    """F13: its retention begins when it is lost, not when it fell asleep."""
+    world = world_of(1)
+    scale(world, 0)
+    world.turn(seconds=world.timing.inactive_retention_s / 2, times=3)
+    world.nodes["n1"].goodbye = True
+    world.turn()
+    assert place(world)[1] is Phase.LOST
+    world.nodes["n1"].goodbye = False
+    world.turn(times=2)
+    assert place(world) == ASLEEP
+    assert world.engine_phase("demo-1") is ReportedPhase.SLEEPING
+
+
 def test_operators_put_to_sleep_and_wake() -> None:
     """NA8: repeated calls are no-ops; the loop does not wake what an operator put to sleep."""
     world = world_of(2, scale_down=ScaleDown.STOP)
