@@ -7,7 +7,7 @@ import threading
 
 
 class Wire:
-    """Listens on `port` and passes bytes to and from 127.0.0.1:`towards`. While `deaf` is set, those from there are lost."""
+    """Listens on `port`, passes bytes to and from 127.0.0.1:`towards`. While `deaf` is set, those back are lost."""
 
     def __init__(self, towards: int) -> None:
         self._towards = towards

@@ -5,8 +5,8 @@ publishes (its OpenAPI document, strict: an unknown field is an error) and answe
 409, 422, lists with label selectors and pages, deletion with a grace period, secrets that go with their owner.
 
 For tests: POST /test/pods/NAME {"phase"|"reason"|"message"|"conditions"|"startTime"} is the kubelet's word; GET
-/test/pods and /test/secrets: all of them; POST /test/fail {"answers": [null, 503]}: the next answers, null as ever; POST
-/test/clear.
+/test/pods and /test/secrets: all of them; POST /test/fail {"answers": [null, 503]}: the next answers, null as ever;
+POST /test/clear.
 """
 
 import itertools
