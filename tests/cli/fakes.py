@@ -147,6 +147,40 @@ class FakeControlPlane(controlplane_pb2_grpc.ControlPlaneServiceServicer):
         self._becomes(worker, t.WORKER_STATE_INACTIVE, t.WORKER_PHASE_STOPPED)
         return cp.DrainWorkerResponse(worker=worker)
 
+    async def SleepWorker(self, request, context):
+        self.asked.append(request)
+        worker = self._worker(request.worker_id)
+        worker.state, worker.phase = t.WORKER_STATE_DRAINING, t.WORKER_PHASE_FINISHING
+        self._becomes(worker, t.WORKER_STATE_INACTIVE, t.WORKER_PHASE_SLEEPING)
+        return cp.SleepWorkerResponse(worker=worker)
+
+    async def LendWorker(self, request, context):
+        self.asked.append(request)
+        return cp.LendWorkerResponse(worker=self._worker(request.worker_id))
+
+    async def ReclaimWorker(self, request, context):
+        self.asked.append(request)
+        return cp.ReclaimWorkerResponse(worker=self._worker(request.worker_id))
+
+    async def WorkerVerb(self, request, context):
+        self.asked.append(request)
+        self._worker(request.worker_id)
+        answer = cp.WorkerVerbResponse()
+        answer.result.update({"running": 3})
+        return answer
+
+    async def SetWeights(self, request, context):
+        self.asked.append(request)
+        return cp.SetWeightsResponse(pool=self._pool(request.pool))
+
+    async def NoticeNode(self, request, context):
+        self.asked.append(request)
+        return cp.NoticeNodeResponse(node=self.nodes[request.node_id])
+
+    async def CreateJoinToken(self, request, context):
+        self.asked.append(request)
+        return cp.CreateJoinTokenResponse(token="stj1.made", expires_at=AT)
+
     async def UndrainWorker(self, request, context):
         self._worker(request.worker_id)
         raise FailedPrecondition("Worker demo-1 is RELEASING.", reason="TOO_LATE", remedy="Activate it later.")

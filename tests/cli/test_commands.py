@@ -86,6 +86,15 @@ def test_status_of_seed_names(cli):
         (["cancel", "demo-1"], ["demo-1"]),
         (["cordon", "node-1", "--reason", "repair"], ["node-1 takes no new workers"]),
         (["uncordon", "node-1"], ["takes new workers"]),
+        (["sleep", "demo-1"], ["demo-1"]),
+        (["wake", "demo-1"], ["demo-1"]),
+        (["lend", "demo-1", "--to", "a trainer"], ["node-1"]),
+        (["reclaim", "demo-1"], ["demo-1"]),
+        (["engine", "demo-1", "load"], ["3"]),
+        (["worker-verb", "demo-1", "load"], ["3"]),
+        (["weights", "demo", "--version", "7", "--source", "/m/7"], ["7"]),
+        (["notice", "node-1", "--in", "120s"], ["node-1"]),
+        (["token", "create", "--provisioner", "hpc"], ["stj1.made"]),
         (["delete", "demo", "--drain"], ["being deleted"]),
         (["generate", "hello", "--pool", "demo"], ["Paris"]),
         (["test"], ["demo", "ms"]),
@@ -106,6 +115,16 @@ def test_requests_carry_what_was_said(cli, stack):
     """CP5, CP6: flags arrive as fields."""
     cli("pause", "demo", "--for", "1h30m", "--reason", "validation")
     assert (stack.controlplane.asked[-1].hold.seconds, stack.controlplane.asked[-1].reason) == (5400, "validation")
+    cli("weights", "demo", "--version", "7", "--source", "/m/7", "--barrier")
+    weights = stack.controlplane.asked[-1]
+    assert (weights.pool, weights.version, weights.source, weights.barrier) == ("demo", "7", "/m/7", True)
+    cli("notice", "node-1", "--in", "2m")
+    assert (stack.controlplane.asked[-1].node_id, stack.controlplane.asked[-1].until_gone.seconds) == ("node-1", 120)
+    cli("token", "create", "--provisioner", "hpc", "--for", "2h")
+    assert (stack.controlplane.asked[-1].provisioner_id, stack.controlplane.asked[-1].valid_for.seconds) == (
+        "hpc",
+        7200,
+    )
     cli("drain", "demo-1", "--finish-within", "2.5s", "--reason", "upgrade")
     assert (stack.controlplane.asked[-1].timeout.seconds, stack.controlplane.asked[-1].timeout.nanos) == (
         2,

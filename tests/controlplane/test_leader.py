@@ -247,7 +247,7 @@ async def test_a_leader_that_ends_before_it_has_published_fails_the_start(monkey
 async def test_a_leader_without_news_samples_and_does_not_plan(monkeypatch) -> None:
     """A second of quiet costs a sample, not a plan; what is news is planned for at once."""
     plans = 0
-    real = leader_module.plan
+    real = plan
 
     def counted(snapshot, now):
         nonlocal plans
