@@ -162,10 +162,8 @@ class Session:
         self._node.take_verbs(response.verbs, self._answer)
 
     async def _answer(self, result: agent_pb2.VerbResult) -> None:
-        """Lost without a session: the order comes again with the next one."""
-        requests = self._requests
-        if requests is not None:
-            await requests.put(agent_pb2.SessionRequest(verb_result=result))
+        """Lost without a session, and with one that takes nothing: the order comes again."""
+        self._say(agent_pb2.SessionRequest(verb_result=result))
 
     async def _send_heartbeats(self, requests: Requests) -> None:
         due = False

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ class VerbDesk:
 
     def __init__(self, workers: Mapping[str, "Worker"]) -> None:
         self._workers = workers
-        self._answers: OrderedDict[str, agent_pb2.VerbResult | None] = OrderedDict()  # None: under way
+        self._answers: dict[str, agent_pb2.VerbResult | None] = {}  # oldest first; None: under way
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, orders: Iterable[agent_pb2.VerbOrder], answer: Answer) -> None:
@@ -35,8 +34,10 @@ class VerbDesk:
                 self._begin(self._do(order, answer))
             elif (known := self._answers[order.order_id]) is not None:
                 self._begin(_send(answer, known))
-        while len(self._answers) > _KEPT:
-            self._answers.popitem(last=False)
+        # Never one that is under way: it would be done twice.
+        answered = [order_id for order_id, result in self._answers.items() if result is not None]
+        for order_id in answered[: max(0, len(self._answers) - _KEPT)]:
+            del self._answers[order_id]
 
     def _begin(self, work: "Awaitable[None]") -> None:
         task = asyncio.ensure_future(work)

@@ -8,6 +8,7 @@ from typing import Any
 
 from provisioner.context import ProviderContext, agent_flags
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, Phase, ProvidedNode, Refused
+from provisioner.core.room import missing_nodes, named, nodes_of_group
 from provisioner.ecs.settings import EcsSettings
 from provisioner.ecs.tasks import newest_of_each, node_of, tags
 
@@ -44,32 +45,18 @@ class EcsProvider:
 
     async def start(self, order: GroupOrder) -> None:
         """A task for each node that has none. Raises Refused, OutcomeUnknown."""
-        if not order.group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
-        if order.capability_set not in ("", self._settings.name):
-            raise Refused("WORKER_GROUP_TOO_MUCH", f"There is no capability set {order.capability_set!r} here.")
+        named(order.group_id)
+        s = self._settings
         async with self._one:
-            nodes = await self._listed()
-            of_group = [node for node in nodes.values() if node.group_id == order.group_id]
-            if of_group and all(node.phase in (Phase.ENDING, Phase.ENDED) for node in of_group):
-                raise Refused("WORKER_GROUP_SHUTDOWN", f"The tasks of group {order.group_id} have ended.")
-            missing = [node_id for node_id in order.node_ids if node_id not in nodes]
-            living = sum(node.phase is not Phase.ENDED for node in nodes.values())
-            if living + len(missing) > self._settings.max_nodes:
-                message = f"{living} nodes are there and {self._settings.max_nodes} is the most."
-                raise Refused("WORKER_GROUP_TOO_MUCH", message)
+            missing = missing_nodes(order, await self._listed(), set_name=s.name, max_nodes=s.max_nodes)
             for node_id in missing:
                 await self._run_task(order, node_id)
 
     async def stop(self, group_id: str, node_ids: Sequence[str]) -> None:
         """Stops the group's tasks. Raises Refused for an unknown group, OutcomeUnknown."""
-        if not group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        named(group_id)
         async with self._one:
-            of_group = [node for node in (await self._listed()).values() if node.group_id == group_id]
-            if not of_group:
-                raise Refused("WORKER_GROUP_ID_NOT_FOUND", f"There is no task of group {group_id}.")
-            for node in of_group:
+            for node in nodes_of_group(group_id, await self._listed()):
                 if node.phase in (Phase.PENDING, Phase.RUNNING):
                     reason = "given back by Springtide"
                     await self._call(

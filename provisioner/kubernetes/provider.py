@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioner.context import ProviderContext, agent_flags
-from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, Phase, ProvidedNode, Refused
+from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, ProvidedNode, Refused
+from provisioner.core.room import missing_nodes, named, nodes_of_group
 from provisioner.kubernetes import pods
 from provisioner.kubernetes.settings import KubernetesSettings
 from springtide.errors import InvalidArgument
@@ -56,33 +57,19 @@ class KubernetesProvider:
 
     async def start(self, order: GroupOrder) -> None:
         """A pod for each node that has none. Raises Refused, OutcomeUnknown."""
-        if not order.group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
-        if order.capability_set not in ("", self._settings.name):
-            raise Refused("WORKER_GROUP_TOO_MUCH", f"There is no capability set {order.capability_set!r} here.")
+        named(order.group_id)
+        s = self._settings
         async with self._one:
-            nodes = await self._listed()
-            of_group = [node for node in nodes.values() if node.group_id == order.group_id]
-            if of_group and all(node.phase in (Phase.ENDING, Phase.ENDED) for node in of_group):
-                raise Refused("WORKER_GROUP_SHUTDOWN", f"The pods of group {order.group_id} have ended.")
-            missing = [node_id for node_id in order.node_ids if node_id not in nodes]
-            living = sum(node.phase is not Phase.ENDED for node in nodes.values())
-            if living + len(missing) > self._settings.max_nodes:
-                message = f"{living} nodes are there and {self._settings.max_nodes} is the most."
-                raise Refused("WORKER_GROUP_TOO_MUCH", message)
+            missing_nodes(order, await self._listed(), set_name=s.name, max_nodes=s.max_nodes)
             # Also for pods that are there: a provisioner may have ended between a pod and its secret.
             for node_id in order.node_ids:
                 await self._create(order, node_id)
 
     async def stop(self, group_id: str, node_ids: Sequence[str]) -> None:
         """Deletes the group's pods, ended ones too; their secrets go with them."""
-        if not group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        named(group_id)
         async with self._one:
-            of_group = [node for node in (await self._listed()).values() if node.group_id == group_id]
-            if not of_group:
-                raise Refused("WORKER_GROUP_ID_NOT_FOUND", f"There is no pod of group {group_id}.")
-            for node in of_group:
+            for node in nodes_of_group(group_id, await self._listed()):
                 name = pods.pod_name(node.node_id)
                 await self._call(
                     self._api.delete_namespaced_pod, name, self._settings.namespace, allowed=(_NOT_FOUND, _CONFLICT)
