@@ -71,7 +71,7 @@ def known_policies() -> list[str]:
 
 
 _MADE_KEPT = 1024
-_made: dict[tuple[object, ...], tuple[str, Policy]] = {}
+_made: dict[tuple[object, ...], tuple[str, Factory | None, Policy]] = {}
 
 
 def make_policy(spec: PolicySpec, min_workers: int, max_workers: int) -> Policy:
@@ -79,12 +79,13 @@ def make_policy(spec: PolicySpec, min_workers: int, max_workers: int) -> Policy:
     made once: it is asked for in every plan."""
     settings = tuple((key, type(value), value) for key, value in spec.settings.items())
     key = (spec.name, settings, min_workers, max_workers)
-    base, made = _made.get(key, ("", None))
-    if made is None or base in PLUGINS:
-        base, made = _make(spec, min_workers, max_workers)
-        if len(_made) >= _MADE_KEPT:
-            _made.clear()
-        _made[key] = (base, made)
+    kept = _made.get(key)
+    if kept is not None and kept[0] not in PLUGINS and REGISTRY.get(kept[0]) is kept[1]:
+        return kept[2]
+    base, made = _make(spec, min_workers, max_workers)
+    if len(_made) >= _MADE_KEPT:
+        _made.clear()
+    _made[key] = (base, REGISTRY.get(base), made)
     return made
 
 
