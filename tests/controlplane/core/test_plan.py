@@ -138,12 +138,11 @@ class Faulty(Static):
 
 def test_a_name_that_means_another_policy_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """PL13: what is kept of a policy is never used for another one of the same name and settings."""
-    made = []
-    for one in (Faulty(), Faulty()):
-        monkeypatch.setattr(policies, "REGISTRY", {**policies.REGISTRY, "other": lambda raw, low, high, one=one: one})
-        made.append(policies.make_policy(PolicySpec("other"), 1, 2) is one)
-        made.append(policies.make_policy(PolicySpec("other"), 1, 2) is one)
-    assert made == [True] * 4
+    one, two = Faulty(), Faulty()
+    monkeypatch.setattr(policies, "REGISTRY", {**policies.REGISTRY, "other": lambda raw, low, high: one})
+    assert [policies.make_policy(PolicySpec("other"), 1, 2) for _ in range(2)] == [one, one]
+    monkeypatch.setattr(policies, "REGISTRY", {**policies.REGISTRY, "other": lambda raw, low, high: two})
+    assert [policies.make_policy(PolicySpec("other"), 1, 2) for _ in range(2)] == [two, two]
 
 
 def test_a_policy_that_raises_holds_its_pool_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
