@@ -29,6 +29,7 @@ class Node:
         self._setup = setup
         self._workers: dict[str, Worker] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refreshing: dict[str, asyncio.Task[None]] = {}
         self._leaving = False
         self._ignored: dict[str, tuple[int, str]] = {}
         self._verbs = VerbDesk(self._workers)
@@ -120,12 +121,19 @@ class Node:
                 self._setup.ledger.forget(worker_id)
 
     async def refresh(self) -> None:
-        """Reads the counts of all shims, for at most a moment: an old count is better than a late heartbeat."""
-        tasks = [asyncio.ensure_future(worker.refresh()) for worker in self._workers.values() if worker.live]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=_REFRESH_S)
-            for task in late:
-                task.cancel()
+        """Reads the counts of all shims, for at most a moment: an old count is better than a late heartbeat. A shim
+        that is slower is heard for the next one, not asked again and again in vain."""
+        for worker_id, worker in self._workers.items():
+            if worker.live and worker_id not in self._refreshing:
+                self._refreshing[worker_id] = asyncio.ensure_future(self._refresh(worker_id, worker))
+        if self._refreshing:
+            await asyncio.wait(list(self._refreshing.values()), timeout=_REFRESH_S)
+
+    async def _refresh(self, worker_id: str, worker: Worker) -> None:
+        try:
+            await worker.refresh()
+        finally:
+            self._refreshing.pop(worker_id, None)
 
     def reports(self) -> tuple[WorkerReport, ...]:
         """All workers, for a heartbeat that is about to be sent."""
@@ -166,9 +174,10 @@ class Node:
     async def close(self) -> None:
         """Ends the tasks; shims and engines are left as they are."""
         await self._verbs.close()
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *self._refreshing.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _blank(store_id: str, wanted: DesiredWorker) -> LedgerEntry:

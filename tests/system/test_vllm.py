@@ -126,16 +126,17 @@ def test_one_two_one_with_a_drain_under_load(stack: Stack) -> None:
     assert len(set(held)) == 4
 
     async def load_while_draining() -> list[int]:
-        sent = [asyncio.create_task(_over_http(stack, 200, number)) for number in range(12)]
+        # Long enough that both workers are seen with load at once, also where four ranks share two cores with all else.
+        sent = [asyncio.create_task(_over_http(stack, 400, number)) for number in range(12)]
         await asyncio.to_thread(
-            wait_for, "load on both", lambda: all(w.in_flight > 0 for w in stack.workers("ACTIVE")), 30
+            wait_for, "load on both", lambda: all(w.in_flight > 0 for w in stack.workers("ACTIVE")), 60
         )
         await asyncio.to_thread(
             lambda: stack.operator.ScalePool(cp.ScalePoolRequest(pool="tiny", workers=1), timeout=5)
         )
         return await asyncio.gather(*sent)
 
-    assert uvloop.run(load_while_draining()) == [200] * 12
+    assert uvloop.run(load_while_draining()) == [400] * 12
     stack.wait_workers("ACTIVE", 1, 60)
     stack.wait_workers("DRAINING", 0, 60)
     assert not [e for e in stack.events() if e.action == "worker_failed"]
