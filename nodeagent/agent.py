@@ -18,12 +18,13 @@ from nodeagent.ledger import Ledger
 from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
 from nodeagent.notices import notice_end
-from nodeagent.runtime import DISCOVERY_FILE, lock_data_dir, marker_of, remove_discovery, runtime_dir
+from nodeagent.runtime import DISCOVERY_FILE, marker_of, remove_discovery, runtime_dir
 from nodeagent.session import Session
 from nodeagent.setup import NodeSetup
 from nodeagent.start_slots import StartSlots
 from springtide import notify
 from springtide.clock import SystemClock
+from springtide.data_dir import lock_data_dir
 from springtide.discovery import write_discovery
 from springtide.model.node import NodeObserved
 from springtide.telemetry import prometheus_server
@@ -47,7 +48,7 @@ class Agent:
     def __init__(self, loaded: AgentConfig) -> None:
         self._config = loaded
         self._data_dir = Path(loaded.data_dir).resolve()
-        self._lock = lock_data_dir(self._data_dir)
+        self._lock = lock_data_dir(self._data_dir, "nodeagent.lock", "agent")
         self._clock = SystemClock()
         self._inventory = gpus.discover(loaded.gpus)
         marker = marker_of(self._data_dir)

@@ -1,37 +1,13 @@
 """Folders of an agent: one agent per data folder, a private runtime folder with short paths, the discovery file."""
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import stat
 from pathlib import Path
 
-from springtide.errors import AlreadyExists, FailedPrecondition
+from springtide.errors import FailedPrecondition
 
 DISCOVERY_FILE = "nodeagent.json"
-
-
-def lock_data_dir(data_dir: Path) -> int:
-    """Takes the folder for this process; the lock ends with it. Raises AlreadyExists, OSError."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(data_dir / "nodeagent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise AlreadyExists(
-            f"data_dir = {str(data_dir)!r}: another agent (process {owner}) uses it.",
-            reason="DATA_DIR_IN_USE",
-            field="data_dir",
-            value=str(data_dir),
-            remedy="Stop that agent, or give this one a data_dir of its own.",
-        ) from None
-    os.truncate(fd, 0)
-    with contextlib.suppress(OSError):  # a full disk: the lock holds, only whose it is stays unknown
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
 
 
 def marker_of(data_dir: Path) -> str:

@@ -1,8 +1,6 @@
 """The provisioner from start to exit. Its nodes outlive it: the next process of the same id finds them again."""
 
 import asyncio
-import contextlib
-import fcntl
 import logging
 import os
 import random
@@ -19,8 +17,8 @@ from provisioner.runner import Runner
 from provisioner.session import Session
 from springtide import notify
 from springtide.clock import SystemClock
+from springtide.data_dir import lock_data_dir
 from springtide.discovery import write_discovery
-from springtide.errors import AlreadyExists
 from springtide.telemetry import prometheus_server
 from springtide.wire.provisioner import ProvisionerHello
 
@@ -37,7 +35,7 @@ class Provisioner:
     def __init__(self, loaded: ProvisionerConfig) -> None:
         self._config = loaded
         self._data_dir = Path(loaded.data_dir).resolve()
-        self._lock = lock_data_dir(self._data_dir)
+        self._lock = lock_data_dir(self._data_dir, "provisioner.lock", "provisioner")
         self._clock = SystemClock()
         self._metrics = ProvisionerMetrics()
         folder = self._data_dir / "provider"
@@ -114,25 +112,3 @@ class Provisioner:
                 notify.status(text)
                 told = text
             await asyncio.sleep(_STATUS_INTERVAL_S)
-
-
-def lock_data_dir(data_dir: Path) -> int:
-    """Takes the folder for this process; the lock ends with it. Raises AlreadyExists, OSError."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(data_dir / "provisioner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(fd, 64).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise AlreadyExists(
-            f"data_dir = {str(data_dir)!r}: another provisioner (process {owner}) uses it.",
-            reason="DATA_DIR_IN_USE",
-            field="data_dir",
-            value=str(data_dir),
-            remedy="Stop that provisioner, or give this one a data_dir of its own.",
-        ) from None
-    os.truncate(fd, 0)
-    with contextlib.suppress(OSError):  # a full disk: the lock holds, only whose it is stays unknown
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd

@@ -11,8 +11,9 @@ import pytest
 from nodeagent import processes
 from nodeagent.ledger import Ledger, LedgerEntry, ProcessIdentity, write_atomically
 from nodeagent.logtail import log_tail
-from nodeagent.runtime import lock_data_dir, runtime_dir
+from nodeagent.runtime import runtime_dir
 from nodeagent.shim.service import bound_log
+from springtide.data_dir import lock_data_dir
 from springtide.errors import AlreadyExists, FailedPrecondition
 from springtide.model.desired import EngineLaunch
 from springtide.model.enums import Want
@@ -134,11 +135,11 @@ def test_identity_needs_the_start_time(marker: str) -> None:
 
 def test_one_agent_per_folder(tmp_path: Path) -> None:
     """The lock names its holder and goes with it."""
-    held = lock_data_dir(tmp_path)
+    held = lock_data_dir(tmp_path, "nodeagent.lock", "agent")
     with pytest.raises(AlreadyExists, match=str(os.getpid())):
-        lock_data_dir(tmp_path)
+        lock_data_dir(tmp_path, "nodeagent.lock", "agent")
     os.close(held)
-    os.close(lock_data_dir(tmp_path))
+    os.close(lock_data_dir(tmp_path, "nodeagent.lock", "agent"))
 
 
 def test_runtime_folder_is_private(tmp_path: Path) -> None:
