@@ -59,7 +59,7 @@ async def test_sleep_gives_memory_back_and_wake_serves_again(
 ) -> None:
     """NA8, NA16: bytes are measured and reported; nothing is generated and nothing probed while it sleeps; the same
     engine wakes and answers exactly."""
-    report = await asleep(controlplane, agent)
+    report = await asleep(controlplane, agent, "--fault", "wake_slow,seconds=1")  # so that the phase is seen
     pid = engine_pid(agent)
     assert report.freed_bytes > 80 * MIB
     assert rss(pid) < 80 * MIB
@@ -172,7 +172,8 @@ async def test_a_start_that_ends_asleep_never_admits(controlplane: FakeControlPl
 async def test_new_weights_while_it_is_paused(controlplane: FakeControlPlane, agent: RunningAgent) -> None:
     """RL4: closed, what runs finishes, cache released, weights loaded, restored, one token, version reported."""
     await agent.start().up()
-    controlplane.want("w-1", Want.RUN, 1, launch(*MEMORY), weight_version="v1", weight_source="/w/1")
+    slow = launch(*MEMORY, "--fault", "weights_slow,seconds=1")  # longer than several heartbeats: each phase is seen
+    controlplane.want("w-1", Want.RUN, 1, slow, weight_version="v1", weight_source="/w/1")
     first = await controlplane.until("w-1", P.READY)
     assert first.weight_version == "v1"
     assert P.SYNCING_WEIGHTS in controlplane.phases["w-1"]

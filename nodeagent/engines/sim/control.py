@@ -1,5 +1,6 @@
 """Routes of vLLM's dev mode beside sleep and pause: caches, the KV cache's memory, weights, profiler, description."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,7 +18,7 @@ def control_routes(engine: SimEngine, later: Later) -> Routes:
     return {
         ("POST", "/reset_prefix_cache"): control.reset_prefix_cache,
         ("POST", "/release_kv_cache_memory"): control.release_kv_cache,
-        ("POST", "/collective_rpc"): control.collective_rpc,
+        ("POST", "/collective_rpc"): lambda exchange: later(exchange, control.collective_rpc(exchange)),
         ("POST", "/update_weight_version"): control.update_weight_version,
         ("GET", "/weight_info"): lambda exchange: exchange.reply(
             200, {"weight_version": engine.weight_version or None}
@@ -41,14 +42,16 @@ class _Control:
             raise ApiError(500, "InternalServerError", "needs a completed pause, no requests and everything resident")
         exchange.reply(200, {"status": "kv_cache_released"})
 
-    def collective_rpc(self, exchange: Exchange) -> None:
+    async def collective_rpc(self, exchange: Exchange) -> None:
         """Only reload_weights is known. Needs its weights to be resident, as the real one does."""
         fields = parse_json(exchange.body)
         if fields.get("method") != "reload_weights":
             raise bad_request(f"method must be reload_weights, got {fields.get('method')!r}", "method")
-        fault = self._engine.faults.claim("weights_fail")
-        if fault is not None:
-            raise ApiError(fault.whole("status"), "InternalServerError", "injected failure of a weight update")
+        slow, broken = self._engine.faults.claim("weights_slow"), self._engine.faults.claim("weights_fail")
+        if slow is not None:
+            await asyncio.sleep(slow.number("seconds"))
+        if broken is not None:
+            raise ApiError(broken.whole("status"), "InternalServerError", "injected failure of a weight update")
         if "weights" not in self._engine.resident:
             raise ApiError(500, "InternalServerError", "the weights' memory is released")
         if self._engine.requests and self._engine.pause_mode is None:

@@ -17,6 +17,7 @@ DELETE /fault.
 - wake_fails, status, count: /wake_up answers with this status (default 500) and memory stays released
 - wake_slow, seconds: /wake_up takes so much longer
 - weights_fail, status, count: a weight update is answered with this status (default 500) and changes nothing
+- weights_slow, seconds: a weight update takes so much longer
 - slow: factor: every step takes that many times as long
 """
 
@@ -39,6 +40,7 @@ _FIELDS: dict[str, dict[str, float | str]] = {
     "wake_fails": {"status": 500, "count": 0},
     "wake_slow": {"seconds": 1.0},
     "weights_fail": {"status": 500, "count": 0},
+    "weights_slow": {"seconds": 1.0},
 }
 _START_ONLY = ("slow_start", "fail_start")
 
