@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from nodeagent.engines.sim import metrics
-from nodeagent.engines.sim.control import control_routes
+from nodeagent.engines.sim.control import control_routes, suffer
 from nodeagent.engines.sim.engine import SimEngine
 from nodeagent.engines.sim.faults import FaultError, make_fault
 from nodeagent.engines.sim.openai import (
@@ -205,12 +205,7 @@ class App:
         return mode
 
     async def _wake_up(self, exchange: Exchange) -> None:
-        faults = self._engine.faults
-        slow, broken = faults.claim("wake_slow"), faults.claim("wake_fails")
-        if slow is not None:
-            await asyncio.sleep(slow.number("seconds"))
-        if broken is not None:
-            raise ApiError(broken.whole("status"), "InternalServerError", "injected failure to wake")
+        await suffer(self._engine.faults, "wake_slow", "wake_fails", "injected failure to wake")
         tags = [tag for tag in exchange.query.get("tags", []) if tag]
         unknown = sorted(set(tags) - {"weights", "kv_cache", "scheduling"})
         if unknown:

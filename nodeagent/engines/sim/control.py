@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from nodeagent.engines.sim.engine import SimEngine
+from nodeagent.engines.sim.faults import FaultBoard
 from nodeagent.engines.sim.openai import ApiError, bad_request, parse_json
 from nodeagent.engines.sim.protocol import Exchange
 
@@ -29,6 +30,16 @@ def control_routes(engine: SimEngine, later: Later) -> Routes:
     }
 
 
+async def suffer(faults: FaultBoard, slow_kind: str, broken_kind: str, text: str) -> None:
+    """What a change of the engine suffers by faults of these kinds: it lasts longer, it fails with `text`. Raises
+    ApiError."""
+    slow, broken = faults.claim(slow_kind), faults.claim(broken_kind)
+    if slow is not None:
+        await asyncio.sleep(slow.number("seconds"))
+    if broken is not None:
+        raise ApiError(broken.whole("status"), "InternalServerError", text)
+
+
 class _Control:
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
@@ -47,11 +58,7 @@ class _Control:
         fields = parse_json(exchange.body)
         if fields.get("method") != "reload_weights":
             raise bad_request(f"method must be reload_weights, got {fields.get('method')!r}", "method")
-        slow, broken = self._engine.faults.claim("weights_slow"), self._engine.faults.claim("weights_fail")
-        if slow is not None:
-            await asyncio.sleep(slow.number("seconds"))
-        if broken is not None:
-            raise ApiError(broken.whole("status"), "InternalServerError", "injected failure of a weight update")
+        await suffer(self._engine.faults, "weights_slow", "weights_fail", "injected failure of a weight update")
         if "weights" not in self._engine.resident:
             raise ApiError(500, "InternalServerError", "the weights' memory is released")
         if self._engine.requests and self._engine.pause_mode is None:
