@@ -268,13 +268,15 @@ def stack(ray_cluster: Growing, tmp_path: Path) -> Iterator[Stack]:
     try:
         yield found
     finally:
-        for pid in ray_cluster.processes("-m nodeagent", str(tmp_path)):
-            os.kill(pid, signal.SIGTERM)
-        wait_for("the agents' ends", lambda: not ray_cluster.processes("-m nodeagent", str(tmp_path)))
+        # The provisioner first: while it runs it answers each agent's end with a new agent.
         provisioner = found.processes.pop("provisioner", None)
         if provisioner is not None:
             provisioner.terminate()
             provisioner.wait(30)
+        for pid in ray_cluster.processes("-m nodeagent", str(tmp_path)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        wait_for("the agents' ends", lambda: not ray_cluster.processes("-m nodeagent", str(tmp_path)))
         found.stop()
         assert found.strays() == []
 

@@ -37,6 +37,15 @@ def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float = 30.0, 
     raise AssertionError(f"{what} did not happen within {timeout_s:g} s (last error: {last})")
 
 
+class Stray(int):
+    """The pid of a process that a stack has left; an assertion that meets one shows its command line."""
+
+    command: str
+
+    def __repr__(self) -> str:
+        return f"{int(self)} ({self.command})"
+
+
 class Stack:
     """Control plane, one agent and one router in `folder`. Ports stay the same over restarts."""
 
@@ -141,19 +150,24 @@ class Stack:
         for pid in self.strays():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(AssertionError):  # a killed process is there until the kernel has freed its memory
+            wait_for("the end of what was killed", lambda: not self.strays(), 10)
 
     def strays(self) -> list[int]:
         """Processes whose command line or environment names this stack's folder: shims, guards, engines, children."""
-        found = []
+        found: list[int] = []
         mark = str(self.folder).encode()
         mine = {process.pid for process in self.processes.values()} | {os.getpid()}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) in mine:
                 continue
             with contextlib.suppress(OSError):
-                marked = mark in (entry / "cmdline").read_bytes() or mark in (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes()
+                marked = mark in command or mark in (entry / "environ").read_bytes()
                 if marked and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found.append(int(entry.name))
+                    stray = Stray(entry.name)
+                    stray.command = command.replace(b"\0", b" ").decode(errors="replace")
+                    found.append(stray)
         return found
 
     def log(self, name: str) -> str:

@@ -125,18 +125,36 @@ def test_one_two_one_with_a_drain_under_load(stack: Stack) -> None:
     held = [gpu for worker in stack.workers("ACTIVE") for gpu in worker.gpu_ids]
     assert len(set(held)) == 4
 
-    async def load_while_draining() -> list[int]:
-        # Long enough that both workers are seen with load at once, also where four ranks share two cores with all else.
-        sent = [asyncio.create_task(_over_http(stack, 400, number)) for number in range(12)]
-        await asyncio.to_thread(
-            wait_for, "load on both", lambda: all(w.in_flight > 0 for w in stack.workers("ACTIVE")), 60
-        )
-        await asyncio.to_thread(
-            lambda: stack.operator.ScalePool(cp.ScalePoolRequest(pool="tiny", workers=1), timeout=5)
-        )
+    ordered = asyncio.Event()
+
+    async def stream_until_ordered(number: int) -> list[int]:
+        """One stream after the other, so that there is load at the order on fast machines and on slow ones."""
+        counted = [await _over_http(stack, 400, number)]
+        while not ordered.is_set():
+            counted.append(await _over_http(stack, 400, number))
+        return counted
+
+    async def load_while_draining() -> list[list[int]]:
+        sent = [asyncio.create_task(stream_until_ordered(number)) for number in range(12)]
+        try:
+
+            def load_on_both() -> bool:
+                for stream in sent:
+                    if stream.done():
+                        stream.result()  # it ended before the order: with an error, and that is what to see
+                return all(w.in_flight > 0 for w in stack.workers("ACTIVE"))
+
+            await asyncio.to_thread(wait_for, "load on both", load_on_both, 60)
+            await asyncio.to_thread(
+                lambda: stack.operator.ScalePool(cp.ScalePoolRequest(pool="tiny", workers=1), timeout=5)
+            )
+        finally:
+            ordered.set()
         return await asyncio.gather(*sent)
 
-    assert uvloop.run(load_while_draining()) == [400] * 12
+    counted = uvloop.run(load_while_draining())
+    assert {tokens for stream in counted for tokens in stream} == {400}
+    assert len(counted) == 12
     stack.wait_workers("ACTIVE", 1, 60)
     stack.wait_workers("DRAINING", 0, 60)
     assert not [e for e in stack.events() if e.action == "worker_failed"]
