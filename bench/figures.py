@@ -28,13 +28,13 @@ FIGURES = (
         "sse-spread",
         "HTTP SSE, 400 streams of 50 tokens/s, each at its own time",
         Shape("hold", 400),
-        ("springtide", "springtide+ids", "shim", *PEERS),
+        ("springtide", "springtide+ids", "shim", "router+shim", *PEERS),
     ),
     Figure(
         "sse-burst",
         "HTTP SSE, 400 streams of 50 tokens/s, all in the same instant (engine steps)",
         Shape("hold", 400, burst=True),
-        ("springtide", "springtide+ids", "shim", *PEERS),
+        ("springtide", "springtide+ids", "shim", "router+shim", *PEERS),
     ),
     Figure(
         "sum-spread",
@@ -139,29 +139,67 @@ class Goal:
     bound: float
     at_least: bool = False
     part: str = ""
-    """Only this part of `ours` (router, shim)."""
-    value: str = ""
-    """Another column than the figure's own."""
+    """Only this part of `ours` (router, shim): its CPU per unit."""
+
+    @property
+    def name(self) -> str:
+        """Of `ours`, with the part."""
+        return f"{self.part} of {self.ours}" if self.part else self.ours
 
     def met(self, number: float) -> bool:
         """Whether a ratio or value is on the right side."""
         return number >= self.bound if self.at_least else number <= self.bound
 
 
+_SSE = (("sse-spread", "spread"), ("sse-burst", "engine steps"))
+_SSE_PEERS = (("sglang-router", 0.85), ("vllm-router", 0.92), ("envoy", 0.80), ("nginx", 1.15))
+_SHORT_PEERS = (("sglang-router", 0.40), ("vllm-router", 0.55))
+
 GOALS = (
+    # Behind the router an engine, with a connection for each stream: what the peers have behind them, too.
     *(
         Goal(f"SSE CPU per token, {name}", figure, "springtide", peer, bound)
-        for figure, name in (("sse-spread", "spread"), ("sse-burst", "engine steps"))
-        for peer, bound in (("sglang-router", 0.85), ("vllm-router", 0.92), ("envoy", 0.80), ("nginx", 1.15))
+        for figure, name in _SSE
+        for peer, bound in _SSE_PEERS
     ),
-    Goal("short request, CPU", "short", "springtide", "sglang-router", 0.40),
-    Goal("short request, CPU", "short", "springtide", "vllm-router", 0.55),
+    *(Goal("short request, CPU", "short", "springtide", peer, bound) for peer, bound in _SHORT_PEERS),
     Goal("added first token p50 (µs)", "ttft", "springtide", None, 200),
     Goal("memory per idle stream, 1,000 (KB)", "idle-1000", "springtide", None, 8),
     Goal("memory per idle stream, 5,000 (KB)", "idle-5000", "springtide", None, 8),
     Goal("gRPC CPU per token, 8 × 50", "grpc-8x50", "springtide", "envoy", 1.30),
     Goal("gRPC CPU per token, 8 × 8", "grpc-8x8", "springtide", "grpc.aio", 0.50),
     Goal("gRPC saturation", "grpc-saturation", "springtide", "grpc.aio (asyncio)", 15, at_least=True),
+    # Behind the router a shim and its link, as a deployment has it: the router's share, and then the sum.
+    *(
+        Goal(
+            f"router's share with the link, SSE CPU per token, {name}",
+            figure,
+            "router+shim",
+            peer,
+            bound,
+            part="router",
+        )
+        for figure, name in _SSE
+        for peer, bound in _SSE_PEERS
+    ),
+    *(
+        Goal("router's share with the link, short request, CPU", "short", "router+shim", peer, bound, part="router")
+        for peer, bound in _SHORT_PEERS
+    ),
+    *(
+        Goal(
+            f"router's share with the link, gRPC CPU per token, {name}",
+            figure,
+            "router+shim",
+            peer,
+            bound,
+            part="router",
+        )
+        for figure, name, peer, bound in (
+            ("grpc-8x50", "8 × 50", "envoy", 1.30),
+            ("grpc-8x8", "8 × 8", "grpc.aio", 0.50),
+        )
+    ),
     *(
         Goal(f"router + shim, CPU per token, {name}", figure, "router+shim", peer, bound)
         for figure, name in (("sum-spread", "spread"), ("sum-burst", "engine steps"))

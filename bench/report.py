@@ -48,7 +48,7 @@ def as_json(
             {
                 "goal": v.goal.text,
                 "figure": v.goal.figure,
-                "ours": v.goal.ours,
+                "ours": v.goal.name,
                 "peer": v.goal.peer,
                 "bound": v.goal.bound,
                 "at_least": v.goal.at_least,
@@ -107,7 +107,7 @@ def markdown(about: dict[str, Any], figures: list[Figure], rows: dict[str, list[
             v.spread.text(2 if v.goal.peer else 1) + unit if v.spread else "; ".join(v.problems) or "not measured"
         )
         met = {True: "yes", False: "**no**", None: "–"}[v.met]
-        cells = (v.goal.text, v.goal.ours, v.goal.peer or "", f"{sign} {v.goal.bound:g}{unit}", measured, met)
+        cells = (v.goal.text, v.goal.name, v.goal.peer or "", f"{sign} {v.goal.bound:g}{unit}", measured, met)
         lines.append(f"| {' | '.join(cells)} |")
     for figure in figures:
         lines += ["", f"## {figure.title}", "", f"`{command(figure)}`", "", *_table(figure, rows[figure.key])]

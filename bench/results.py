@@ -81,6 +81,11 @@ def values(rows: list[Row], target: str, column: str) -> dict[int, float]:
     return {r["round"]: r[column] for r in rows if r["target"] == target and r.get(column) is not None}
 
 
+def shares(rows: list[Row], target: str, part: str) -> dict[int, float]:
+    """The CPU of one part of a target by round, µs per unit."""
+    return {r["round"]: r["parts"][part] for r in rows if r["target"] == target and part in r.get("parts", {})}
+
+
 @dataclass(slots=True)
 class Verdict:
     """A goal and what came."""
@@ -99,9 +104,9 @@ def verdicts(figures: list[Figure], rows: dict[str, list[Row]]) -> list[Verdict]
         if goal.figure not in by_key:
             continue
         verdict = Verdict(goal)
-        column = goal.value or by_key[goal.figure].value
+        column = by_key[goal.figure].value
         measured = rows[goal.figure]
-        ours = values(measured, goal.ours, column)
+        ours = shares(measured, goal.ours, goal.part) if goal.part else values(measured, goal.ours, column)
         if goal.peer is None:
             numbers = list(ours.values())
         else:

@@ -63,11 +63,26 @@ def test_cpu_per_token_and_ratios_within_a_round() -> None:
     assert rows[0]["cpu_us"] == 37.5
     assert rows[0]["parts"] == {"router": 37.5}
     assert rows[0]["delivered"] == 0.5
-    judged = {v.goal.peer: v for v in verdicts([figure], {figure.key: rows})}
+    judged = {v.goal.peer: v for v in verdicts([figure], {figure.key: rows}) if not v.goal.part}
     nginx = judged["nginx"].spread
     assert nginx is not None
     assert (nginx.low, nginx.mid, nginx.high) == (1.5, 1.75, 2.0)
     assert judged["nginx"].met is False
+
+
+def test_the_share_of_a_part_is_compared_alone() -> None:
+    """The router's share of router and shim: 20 of 50 µs against a peer's 25, in each round with the peer's own."""
+    figure = BY_KEY["sse-spread"]
+    rows = []
+    for number, peer_s in ((1, 0.5), (2, 0.25)):
+        both = _result(20_000, 0.4)
+        both["cpu"].append({**both["cpu"][0], "name": "shim", "user_s": 0.3, "sys_s": 0.3})
+        rows += [row(figure, "router+shim", number, both), row(figure, "nginx", number, _result(20_000, peer_s))]
+    (found,) = [v for v in verdicts([figure], {figure.key: rows}) if v.goal.part and v.goal.peer == "nginx"]
+    assert found.goal.name == "router of router+shim"
+    assert found.spread is not None
+    assert (found.spread.low, found.spread.high) == (0.8, 1.6)
+    assert found.met is False
 
 
 def test_a_run_that_failed_is_no_figure() -> None:
