@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import springtide
-from nodeagent import gpus, processes
+from nodeagent import gpus
 from nodeagent.config import AgentConfig, node_id
 from nodeagent.engines.registry import engine_adapter
 from nodeagent.engines.rules import LaunchRules
@@ -22,7 +22,7 @@ from nodeagent.runtime import DISCOVERY_FILE, marker_of, remove_discovery, runti
 from nodeagent.session import Session
 from nodeagent.setup import NodeSetup
 from nodeagent.start_slots import StartSlots
-from springtide import notify
+from springtide import notify, processes
 from springtide.clock import SystemClock
 from springtide.data_dir import lock_data_dir
 from springtide.discovery import write_discovery

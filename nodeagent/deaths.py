@@ -3,10 +3,10 @@
 import signal
 from pathlib import Path
 
-from nodeagent import processes
-from nodeagent.ledger import ProcessIdentity
 from nodeagent.logtail import log_tail
+from springtide import processes
 from springtide.model.worker import ExitInfo
+from springtide.processes import ProcessIdentity
 from springtide.v1 import shim_pb2
 
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from nodeagent import processes
+from nodeagent import marks
 from nodeagent.ledger import LedgerEntry
 from nodeagent.setup import NodeSetup
 
@@ -31,8 +31,8 @@ def least_freed(setup: NodeSetup, entry: LedgerEntry, before: int) -> int:
 def _resident_bytes(marker: str, entry: LedgerEntry) -> int | None:
     shim = entry.shim.pid if entry.shim is not None else 0
     total = 0
-    for identity, env in processes.marked(marker):
-        if env.get(processes.WORKER) == entry.worker_id and identity.pid != shim:
+    for identity, env in marks.marked(marker):
+        if env.get(marks.WORKER) == entry.worker_id and identity.pid != shim:
             try:
                 total += int(Path(f"/proc/{identity.pid}/statm").read_text().split()[1]) * PAGE_BYTES
             except (OSError, IndexError, ValueError):

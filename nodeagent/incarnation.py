@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeagent import processes
 from nodeagent.changes import ChangeFailed, Changes
 from nodeagent.core.progress import Facts, Progress
 from nodeagent.core.start_phases import start_phases
@@ -27,6 +26,7 @@ from nodeagent.setup import NodeSetup
 from nodeagent.shim.launch import EXIT_NO_PORT
 from nodeagent.shim_client import ShimClient
 from nodeagent.spawn import spawn
+from springtide import processes
 from springtide.errors import FailedPrecondition, SpringtideError
 from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import ExitInfo

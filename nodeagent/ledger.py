@@ -16,20 +16,12 @@ from springtide.model.codec import from_plain, to_plain
 from springtide.model.desired import EngineLaunch
 from springtide.model.enums import Want
 from springtide.model.worker import ExitInfo
+from springtide.processes import ProcessIdentity
 
 log = logging.getLogger(__name__)
 
 LEDGER_FILE = "ledger.json"
 _KEPT_FOLDERS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """One process of one boot. `start_time`: clock ticks since boot, field 22 of /proc/PID/stat."""
-
-    boot_id: str
-    pid: int
-    start_time: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 
-from nodeagent import processes
+from nodeagent import marks
 from nodeagent.core.converge import Verdict, converge, may_forget
 from nodeagent.ledger import LedgerEntry
 from nodeagent.setup import NodeSetup
 from nodeagent.verb_desk import Answer, VerbDesk
 from nodeagent.worker import Worker
+from springtide import processes
 from springtide.model.desired import DesiredWorker, EngineLaunch
 from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import WorkerReport
@@ -68,8 +70,8 @@ class Node:
         pause_s, waited_s = 0.05, 0.0
         while strays := [
             identity
-            for identity, env in await asyncio.to_thread(processes.marked, self._setup.marker)
-            if not processes.is_own(identity) and not _belongs(env, entries)
+            for identity, env in await asyncio.to_thread(marks.marked, self._setup.marker)
+            if identity.pid != os.getpid() and not _belongs(env, entries)
         ]:
             for identity in strays:
                 log.warning("process %d is in no ledger and is ended", identity.pid, extra={"reason": "STRAY"})
@@ -194,5 +196,5 @@ def _blank(store_id: str, wanted: DesiredWorker) -> LedgerEntry:
 
 def _belongs(env: Mapping[str, str], entries: dict[str, LedgerEntry]) -> bool:
     """Whether a marked process is one of a live entry's present incarnation."""
-    entry = entries.get(env.get(processes.WORKER, ""))
-    return entry is not None and entry.live and env.get(processes.INCARNATION) == str(entry.incarnation)
+    entry = entries.get(env.get(marks.WORKER, ""))
+    return entry is not None and entry.live and env.get(marks.INCARNATION) == str(entry.incarnation)

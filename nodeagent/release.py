@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from nodeagent import processes
+from nodeagent import marks
 from nodeagent.ledger import LedgerEntry
 from nodeagent.setup import GpuMemory
+from springtide import processes
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +18,8 @@ async def kill_leftovers(marker: str, worker_id: str, fields: Mapping[str, objec
     """Kills what carries this worker's mark, again and again until nothing is left. `fields` are for log lines."""
     pause_s = 0.02
     while True:
-        ours = await asyncio.to_thread(processes.marked, marker)
-        left = [identity for identity, env in ours if env.get(processes.WORKER) == worker_id]
+        ours = await asyncio.to_thread(marks.marked, marker)
+        left = [identity for identity, env in ours if env.get(marks.WORKER) == worker_id]
         if not left:
             return
         for identity in left:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
-from nodeagent import processes
+from nodeagent import marks
 from nodeagent.core.fingerprint import fingerprint
 from nodeagent.engines import adapter as engines
 from nodeagent.engines.openai_engine import is_local_model
 from nodeagent.ledger import LedgerEntry, write_atomically
 from nodeagent.setup import NodeSetup, reserve_loopback_port
 from nodeagent.shim.launch import LAUNCH_FILE
+from springtide import processes
 from springtide.errors import SpringtideError
 from springtide.model.desired import EngineLaunch
 from springtide.v1 import shim_pb2
@@ -133,7 +134,7 @@ def _spawn(setup: NodeSetup, entry: LedgerEntry, held: socket.socket) -> LedgerE
         )
     finally:
         os.close(shim_log)
-    process.returncode = 0  # reaped by nodeagent.processes.reap, not by Popen
+    process.returncode = 0  # reaped by springtide.processes.reap, not by Popen
     return dataclasses.replace(entry, shim=processes.identify(process.pid))
 
 
@@ -153,8 +154,8 @@ def _environment(setup: NodeSetup, entry: LedgerEntry) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith(_NOT_FOR_ENGINES)}
     env["PYTHONPATH"] = _import_path(env)
     env[processes.MARKER] = setup.marker
-    env[processes.WORKER] = entry.worker_id
-    env[processes.INCARNATION] = str(entry.incarnation)
+    env[marks.WORKER] = entry.worker_id
+    env[marks.INCARNATION] = str(entry.incarnation)
     return env
 
 

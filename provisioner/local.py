@@ -26,10 +26,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provisioner import processes
 from provisioner.context import ProviderContext, agent_flags
 from provisioner.core.provider import CapabilitySet, GroupOrder, Phase, ProvidedNode, Refused
-from springtide import config
+from springtide import config, processes
 from springtide.config import setting
 from springtide.errors import InvalidArgument
 from springtide.model.codec import from_plain, to_plain
@@ -78,7 +77,7 @@ class Entry:
     capability_set: str
     devices: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    agent: processes.Identity | None = None
+    agent: processes.ProcessIdentity | None = None
     restarts: int = 0
     started_at: float = 0.0
     stop_at: float | None = None  # when its end was begun
@@ -204,7 +203,7 @@ class Local:
         """Written down before and after. One that the process before had begun to start is found by its mark."""
         mark = f"{self._ledger.resolve()}/{entry.node_id}"
         self._keep(entry)
-        found = next(processes.with_variable(MARK, mark, "nodeagent"), None)
+        found = next((agent for agent, _ in processes.with_variable(MARK, mark, "nodeagent")), None)
         if found is None:
             folder = self._folder(entry)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -246,7 +245,7 @@ class Local:
     def _end(self, entry: Entry, reason: str, message: str) -> None:
         """Nothing of the node is left: what an agent that was killed left behind is ended, too."""
         marker = self._marker(entry)
-        left = list(processes.with_variable("SPRINGTIDE_NODE", marker)) if marker else []
+        left = [process for process, _ in processes.with_variable(processes.MARKER, marker)] if marker else []
         for process in left:
             log.warning("process %d of node %s is left over: killed", process.pid, entry.node_id)
             processes.kill(process)

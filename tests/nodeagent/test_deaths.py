@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent import processes
 from nodeagent.deaths import engine_death, shim_death
-from nodeagent.ledger import ProcessIdentity
+from springtide import processes
 from springtide.model.worker import ExitInfo
+from springtide.processes import ProcessIdentity
 from springtide.v1.shim_pb2 import ShimStatus
 
 

@@ -2,14 +2,11 @@
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from nodeagent import processes
-from nodeagent.ledger import Ledger, LedgerEntry, ProcessIdentity, write_atomically
+from nodeagent.ledger import Ledger, LedgerEntry, write_atomically
 from nodeagent.logtail import log_tail
 from nodeagent.runtime import runtime_dir
 from nodeagent.shim.service import bound_log
@@ -18,6 +15,7 @@ from springtide.errors import AlreadyExists, FailedPrecondition
 from springtide.model.desired import EngineLaunch
 from springtide.model.enums import Want
 from springtide.model.worker import ExitInfo
+from springtide.processes import ProcessIdentity
 
 ENTRY = LedgerEntry(
     worker_id="w-1",
@@ -111,26 +109,6 @@ def test_logs_are_bounded_in_place(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines()
     assert lines[-2:] == [b"last", b"after"]
     assert path.stat().st_size < 4000
-
-
-def test_identity_needs_the_start_time(marker: str) -> None:
-    """A pid that was used again is not the process that was meant."""
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"SPRINGTIDE_NODE": marker})
-    try:
-        identity = processes.identify(child.pid)
-        assert identity is not None
-        assert processes.lives(identity)
-        other = ProcessIdentity(identity.boot_id, identity.pid, identity.start_time - 1)
-        assert not processes.lives(other)
-        assert not processes.kill(other)
-        assert not processes.kill(ProcessIdentity("another-boot", identity.pid, identity.start_time))
-        assert child.poll() is None
-        assert processes.kill(identity)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert processes.identify(child.pid) is None  # a zombie is no process
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def test_one_agent_per_folder(tmp_path: Path) -> None:

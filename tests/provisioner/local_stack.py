@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import grpc
 
-from provisioner import processes
+from springtide import processes
 from springtide.v1 import types_pb2 as t
 from springtide.v1.controlplane_pb2_grpc import ControlPlaneServiceStub
 from tests.system.conftest import ENGINE, TIMING

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import local, processes
+from provisioner import local
 from provisioner.context import ProviderContext
 from provisioner.core.provider import GroupOrder, Phase, Refused
 from provisioner.local import MARK, Local
+from springtide import processes
 from tests.provisioner.conformance import CHECKS, TOKEN, Rig
 
 
@@ -31,12 +32,12 @@ class LocalRig(Rig):
     async def real(self) -> int:
         return len(self.agents())
 
-    def agents(self) -> list[processes.Identity]:
+    def agents(self) -> list[processes.ProcessIdentity]:
         """Processes of agents that carry the mark of this folder, whoever started them."""
-        found: list[processes.Identity] = []
+        found: list[processes.ProcessIdentity] = []
         for entry in (self.folder / "ledger").glob("*.json"):
             mark = f"{(self.folder / 'ledger').resolve()}/{entry.stem}"
-            found += processes.with_variable(MARK, mark, "nodeagent")
+            found += (agent for agent, _ in processes.with_variable(MARK, mark, "nodeagent"))
         return found
 
 
@@ -93,7 +94,7 @@ async def test_an_agent_that_dies_is_started_again_and_one_that_was_begun_is_fou
     assert rig.agents() == before, "found, not started"
 
 
-def _proc(agent: processes.Identity, name: str) -> bytes:
+def _proc(agent: processes.ProcessIdentity, name: str) -> bytes:
     return Path(f"/proc/{agent.pid}/{name}").read_bytes()
 
 

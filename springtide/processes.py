@@ -1,15 +1,22 @@
-"""Processes of this host as the agent sees them: identity, environment, and the end of those that are ours."""
+"""Processes of this host: identity that survives a reused pid, signals that hit nobody else, a look by environment."""
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.ledger import ProcessIdentity
-
 MARKER = "SPRINGTIDE_NODE"
-WORKER = "SPRINGTIDE_WORKER"
-INCARNATION = "SPRINGTIDE_INCARNATION"
+"""In the environment of all that an agent starts: the mark of its node, so that others find what is left of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process of one boot. `start_time`: clock ticks since boot, field 22 of /proc/PID/stat."""
+
+    boot_id: str
+    pid: int
+    start_time: int
 
 
 def boot_id() -> str:
@@ -19,10 +26,11 @@ def boot_id() -> str:
 
 def identify(pid: int) -> ProcessIdentity | None:
     """The identity of a live process; None when there is none (a zombie is none)."""
-    fields = _stat(pid)
-    if fields is None or fields[0] in (b"Z", b"X"):
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
         return None
-    return ProcessIdentity(boot_id(), pid, int(fields[19]))
+    return None if fields[0] in (b"Z", b"X") else ProcessIdentity(boot_id(), pid, int(fields[19]))
 
 
 def lives(identity: ProcessIdentity) -> bool:
@@ -47,11 +55,6 @@ def kill(identity: ProcessIdentity, number: int = signal.SIGKILL) -> bool:
         os.close(fd)
 
 
-def is_own(identity: ProcessIdentity) -> bool:
-    """This process itself."""
-    return identity.pid == os.getpid()
-
-
 def reap(pid: int) -> int | None:
     """Collects a dead child of ours; its exit code (negative: signal) the one time that it is collected."""
     try:
@@ -61,29 +64,22 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-def marked(marker: str) -> list[tuple[ProcessIdentity, Mapping[str, str]]]:
-    """Live processes of this user that carry our marker, with their SPRINGTIDE_* variables. Reads all of /proc."""
-    wanted = f"{MARKER}={marker}".encode()
-    found: list[tuple[ProcessIdentity, Mapping[str, str]]] = []
+def with_variable(name: str, value: str, argument: str = "") -> Iterator[tuple[ProcessIdentity, Mapping[str, str]]]:
+    """Live processes of this user whose environment has NAME=VALUE, and whose command line has `argument` if one is
+    given; each with that environment. Reads all of /proc."""
+    wanted = f"{name}={value}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
         try:
-            environ = Path(entry.path, "environ").read_bytes()
+            variables = Path(entry.path, "environ").read_bytes().split(b"\0")
+            if wanted not in variables:
+                continue
+            if argument and argument.encode() not in Path(entry.path, "cmdline").read_bytes().split(b"\0"):
+                continue
         except OSError:
-            continue
-        variables = environ.split(b"\0")
-        if wanted not in variables:
             continue
         identity = identify(int(entry.name))
         if identity is not None:
-            ours = (item.decode(errors="replace") for item in variables if item.startswith(b"SPRINGTIDE_"))
-            found.append((identity, {key: value for key, _, value in (item.partition("=") for item in ours)}))
-    return found
-
-
-def _stat(pid: int) -> list[bytes] | None:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
+            pairs = (item.decode(errors="replace").partition("=") for item in variables if item)
+            yield identity, {key: found for key, _, found in pairs}
