@@ -48,6 +48,8 @@ async def serve(options: SimOptions) -> int:
     connections: set[Connection] = set()
     app = App(engine)
     try:
+        if engine.kv is not None:
+            await engine.kv.start()
         server = await _listen(options, lambda: Connection(app, connections))
     except OSError as error:
         where = options.uds or f"{options.host}:{options.port}"
@@ -60,6 +62,8 @@ async def serve(options: SimOptions) -> int:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(engine.idle(), options.shutdown_timeout_s)
     server.close()
+    if engine.kv is not None:
+        engine.kv.close()
     for connection in list(connections):
         connection.close()
     for _ in range(100):

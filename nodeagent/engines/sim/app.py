@@ -148,7 +148,8 @@ class App:
         exchange.reply(503 if self._engine.faults.get("refuse_health") else 200)
 
     def _metrics(self, exchange: Exchange) -> None:
-        body = metrics.render(self._engine.gauges(), self._engine.metrics)
+        kv = self._engine.kv
+        body = metrics.render(self._engine.gauges(), self._engine.metrics, kv.counts if kv is not None else None)
         exchange.reply(200, body, "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, exchange: Exchange) -> None:

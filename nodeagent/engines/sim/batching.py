@@ -33,6 +33,7 @@ class Sequence:
     owner: object = None
     produced: int = 0
     computed: int = 0
+    """Before it is submitted: tokens of the prompt whose KV came from elsewhere; fewer than all."""
     blocks: int = 0
     running: bool = False
     gone: bool = False
@@ -182,7 +183,7 @@ class Batch:
             if sequence.scheduled_at is None:
                 sequence.scheduled_at = now
             self.running.append(sequence)
-            tokens = min(sequence.prompt_tokens + sequence.produced, budget)
+            tokens = min(sequence.prompt_tokens + sequence.produced - sequence.computed, budget)
             budget -= tokens
             prefilling.append((sequence, tokens))
         if decoding or prefilling:

@@ -2,12 +2,15 @@
 
 import asyncio
 import math
+import sys
 import time
+import uuid
 from collections.abc import Callable
 
 from nodeagent.engines.sim.batching import Batch, Sequence
 from nodeagent.engines.sim.faults import Fault, FaultBoard
 from nodeagent.engines.sim.harm import crash, hang, spawn_orphans
+from nodeagent.engines.sim.kv import KvLost, KvTransfer
 from nodeagent.engines.sim.memory import Memory
 from nodeagent.engines.sim.metrics import Gauges, SimMetrics
 from nodeagent.engines.sim.openai import Generation
@@ -42,6 +45,9 @@ class SimEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
         self._idle_waiters: list[asyncio.Future[None]] = []
+        self.kv: KvTransfer | None = None
+        if options.kv is not None:
+            self.kv = KvTransfer(options.kv, str(uuid.uuid4()), lambda: self.faults.claim("kv_dropped") is not None)
 
     def now(self) -> float:
         """The engine's clock in seconds."""
@@ -59,15 +65,51 @@ class SimEngine:
         exchange.on_gone = lambda: self.forget(request, "abort")
         if generation.stream:
             exchange.start_events(b"", request.headers())
+        if self.kv is not None and generation.kv is not None and generation.kv.get("do_remote_prefill"):
+            request.pull = self._loop.create_task(self._pull(self.kv, request, generation))
+            return
+        self._schedule(request)
+
+    def _schedule(self, request: Request) -> None:
         self._tick()
         self.batch.submit(request.sequence, self.now())
         self._arm()
+
+    async def _pull(self, kv: KvTransfer, request: Request, generation: Generation) -> None:
+        """The prompt's KV from the engine that computed it: all but the last token, whose logits are still needed."""
+        assert generation.kv is not None
+        try:
+            if self.faults.claim("pull_hangs") is not None:
+                await self._loop.create_future()  # until the client leaves
+            await kv.fetch(generation.kv, generation.prompt_ids(), self.batch.timing.block_size)
+            request.sequence.computed = request.sequence.prompt_tokens - 1
+        except KvLost as lost:
+            kv.counts.failed += 1
+            print(f"sim: {generation.request_id}: {lost}", file=sys.stderr, flush=True)
+            if not kv.config.recompute:
+                request.fail()
+                return
+            kv.counts.recomputed += 1
+        request.pull = None
+        if request in self.requests:
+            self._schedule(request)
+
+    def held(self, request: Request) -> dict[str, object] | None:
+        """Where another engine finds the KV of its prompt; None where none is to."""
+        generation = request.generation
+        if self.kv is None or generation.kv is None or not generation.kv.get("do_remote_decode"):
+            return None
+        return self.kv.hold(generation.request_id, generation.prompt_ids(), self.batch.timing.block_size)
 
     def forget(self, request: Request, reason: str) -> None:
         """Drop a request: nothing more is computed for it."""
         if request in self.requests:
             self.requests.discard(request)
-            self.batch.abort(request.sequence)
+            if request.pull is not None:
+                if request.pull is not asyncio.current_task():
+                    request.pull.cancel()
+            else:
+                self.batch.abort(request.sequence)
             self.metrics.finished[reason] += 1
             self._check_idle()
 

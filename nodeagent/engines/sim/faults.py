@@ -19,6 +19,8 @@ DELETE /fault.
 - weights_fail, status, count: a weight update is answered with this status (default 500) and changes nothing
 - weights_slow, seconds: a weight update takes so much longer
 - slow: factor: every step takes that many times as long
+- pull_hangs, count: a request that fetches its KV from another engine waits for it for ever (default: each one)
+- kv_dropped, count: KV that is held for another engine is gone when it is asked for (default: each one)
 """
 
 from collections.abc import Mapping
@@ -41,6 +43,8 @@ _FIELDS: dict[str, dict[str, float | str]] = {
     "wake_slow": {"seconds": 1.0},
     "weights_fail": {"status": 500, "count": 0},
     "weights_slow": {"seconds": 1.0},
+    "pull_hangs": {"count": 0},
+    "kv_dropped": {"count": 0},
 }
 _START_ONLY = ("slow_start", "fail_start")
 

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from nodeagent.engines.sim.kv import KvCounts
+
 _LATENCY_BUCKETS = (
     0.001,
     0.005,
@@ -65,8 +67,8 @@ class Gauges:
     kv_blocks: int
 
 
-def render(gauges: Gauges, metrics: SimMetrics) -> bytes:
-    """The /metrics body."""
+def render(gauges: Gauges, metrics: SimMetrics, kv: KvCounts | None = None) -> bytes:
+    """The /metrics body. `kv`: of an engine with a KV connector; vLLM has no such counters."""
     labels = f'engine="0",model_name="{gauges.model}"'
     lines: list[str] = []
 
@@ -98,6 +100,10 @@ def render(gauges: Gauges, metrics: SimMetrics) -> bytes:
         ("e2e_request_latency_seconds", metrics.e2e),
     ):
         _histogram(lines, name, labels, histogram)
+    if kv is not None:
+        lines += ["# TYPE sim_kv_held gauge", f"sim_kv_held {float(kv.held)}"]
+        for what in ("sent", "received", "failed", "recomputed", "expired"):
+            lines += [f"# TYPE sim_kv_{what}_total counter", f"sim_kv_{what}_total {float(getattr(kv, what))}"]
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -58,6 +58,8 @@ class Generation:
     clip: int
     finish_reason: str
     stop_reason: str | None
+    kv: Mapping[str, Any] | None = None
+    """`kv_transfer_params`."""
 
     def text(self, start: int, stop: int) -> str:
         """Text of tokens start..stop-1, without what a stop string cuts off."""
@@ -130,6 +132,9 @@ def parse_generation(fields: Mapping[str, Any], *, chat: bool, request_id: str, 
             "input_tokens" if room < 1 else "max_tokens",
         )
     wanted, clip, finish_reason, stop_reason = _end(fields, answer, asked, room, chat, limits)
+    kv = fields.get("kv_transfer_params")
+    if kv is not None and not isinstance(kv, dict):
+        raise bad_request("kv_transfer_params must be an object", "kv_transfer_params")
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise bad_request("stream_options must be an object", "stream_options")
@@ -147,6 +152,7 @@ def parse_generation(fields: Mapping[str, Any], *, chat: bool, request_id: str, 
         clip=clip,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
+        kv=kv,
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nodeagent.engines.sim.batching import Timing
-from nodeagent.engines.sim.faults import Fault, FaultError, parse_fault
+from nodeagent.engines.sim.faults import Fault, parse_fault
+from nodeagent.engines.sim.kv import KvConfig, parse_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class SimOptions:
     memory_bytes: int
     sleep_mode: bool
     faults: tuple[Fault, ...]
+    kv: KvConfig | None = None
+    """None: no connector, `kv_transfer_params` mean nothing."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,6 +61,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         help="answers end by themselves (finish_reason stop) after this many tokens; "
         "0: only those end so (after 128) that name no max_tokens",
+    )
+    parser.add_argument(
+        "--kv-transfer-config",
+        default=None,
+        metavar="JSON",
+        help="as vLLM's: kv_connector, kv_load_failure_policy (fail, recompute) and, in kv_connector_extra_config, "
+        "kv_lease_duration; prompts computed here are decoded elsewhere, and the other way round",
     )
     time = parser.add_argument_group("model of time")
     time.add_argument("--startup-s", type=float, default=0.2, help="seconds before it listens")
@@ -100,7 +110,8 @@ def parse_options(argv: Sequence[str]) -> SimOptions:
         )
     try:
         faults = tuple(parse_fault(text) for text in args.fault)
-    except FaultError as error:
+        kv = None if args.kv_transfer_config is None else parse_config(args.kv_transfer_config)
+    except ValueError as error:
         parser.error(str(error))
     model = args.model_tag or args.model or "sim"
     return SimOptions(
@@ -129,4 +140,5 @@ def parse_options(argv: Sequence[str]) -> SimOptions:
         sleep_mode=not args.no_sleep_mode,
         dev_mode=not args.no_dev_mode and os.environ.get("VLLM_SERVER_DEV_MODE", "1") != "0",
         faults=faults,
+        kv=kv,
     )

@@ -1,5 +1,6 @@
 """One request in the engine: sends what the batch produces, and breaks off where a fault says so."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -22,6 +23,9 @@ class Owner(Protocol):
     def forget(self, request: "Request", reason: str) -> None:
         """Drop a request: nothing more is computed for it."""
 
+    def held(self, request: "Request") -> dict[str, object] | None:
+        """Where another engine finds the KV of its prompt; None where none is to."""
+
 
 class Request:
     """One request in the engine: where its tokens go, and how far they have got."""
@@ -33,6 +37,7 @@ class Request:
         "engine",
         "exchange",
         "generation",
+        "pull",
         "seen",
         "sent",
         "sequence",
@@ -52,6 +57,8 @@ class Request:
         self.break_at: int | None = None
         self.break_by = ""
         self.done = done
+        self.pull: asyncio.Task[None] | None = None
+        """While its KV is fetched from another engine."""
 
     def deliver(self) -> None:
         """Send what the batch has produced since the last time."""
@@ -65,7 +72,10 @@ class Request:
         elif self.generation.stream:
             self._stream(produced)
         elif self.sequence.done:
-            self.exchange.reply(200, self.writer.body(produced, self.generation.finish_reason), headers=self.headers())
+            body = self.writer.body(produced, self.generation.finish_reason)
+            if (held := self.engine.held(self)) is not None:
+                body["kv_transfer_params"] = held
+            self.exchange.reply(200, body, headers=self.headers())
             self.engine.finish(self)
 
     def abort(self) -> None:
@@ -103,6 +113,16 @@ class Request:
             self.engine.finish(self)
         else:
             self.exchange.events(data)
+
+    def fail(self) -> None:
+        """Its KV could not be loaded: what vLLM answers by its failure policy `fail`."""
+        self.engine.forget(self, "error")
+        error = ApiError(500, "InternalServerError", "Internal server error")
+        if self.generation.stream:
+            self._start()
+            self.exchange.end_events(error_event(error))
+        else:
+            self.exchange.reply(500, error.body())
 
     def _break(self, at: int) -> None:
         self.engine.forget(self, "error")
