@@ -73,7 +73,7 @@ class ModelControlPlane:
         self._busy = False
         self._kicked = False
         self._news = True
-        self._last: tuple[Records, float] | None = None  # planned on, nothing to write; until when that holds
+        self._last: tuple[Records, Plan] | None = None  # planned on, nothing to write
         self._plans_now = (0.0, 0)
 
     def now(self) -> float:
@@ -122,11 +122,14 @@ class ModelControlPlane:
             return
         self._kicked = False
         records, now = self.store.records, self.now()
-        if not self._news and self._last is not None and self._last[0] is records and now < self._last[1]:
-            self._sample(records, now, self._last[1])
-            return
+        snapshot = self.snapshot(records)
+        if not self._news and self._last is not None and self._last[0] is records:
+            sampled = only_samples(snapshot, now, self._last[1])
+            if sampled is not None:
+                self._glance(snapshot, sampled, now)
+                return
         self._news, self._last = False, None
-        made = plan(self.snapshot(records), now)
+        made = plan(snapshot, now)
         self._count_plan()
         self.live.sampled(made.samples)
         if not (made.writes or made.decisions or made.events):
@@ -139,9 +142,7 @@ class ModelControlPlane:
         else:
             self._commit_look(life, records, made, now)
 
-    def _sample(self, records: Records, now: float, quiet_until: float) -> None:
-        snapshot = self.snapshot(records)
-        made = only_samples(snapshot, now, quiet_until)
+    def _glance(self, snapshot: Snapshot, made: Plan, now: float) -> None:
         self.live.sampled(made.samples)
         self.hub.publish(snapshot)
         self._look_soon((made.wake_at or now) - self.skew_s)
@@ -169,7 +170,7 @@ class ModelControlPlane:
         self.live.forget(records.pools, records.nodes)
         self.hub.publish(self.snapshot(records))
         if not made.writes:
-            self._last = (records, made.quiet_until)
+            self._last = (records, made)
         if self._kicked:
             self._look_soon(self.agenda.now)
             return

@@ -1,12 +1,13 @@
 """The working copy of one plan: the records as the plan leaves them, and what it says about them."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from controlplane.core.measured import start_ups
 from controlplane.core.nodes.slots import Room
-from controlplane.core.snapshot import Delete, LoadSample, NodeLive, Plan, Put, Snapshot
+from controlplane.core.snapshot import Delete, LiveView, LoadSample, NodeLive, Plan, Put, Snapshot
 from controlplane.core.tracing import trace_id_of
 from controlplane.core.worker import Cause, id_order, step
 from springtide.model.enums import State
@@ -43,6 +44,8 @@ class Draft:
         self.requested = 0  # units of nodes that this plan asks for
         self.awaited: dict[str, int] = {}  # by pool: workers that have a node coming
         self._wakes: list[float] = []
+        self._silences_s: dict[str, float] = {}  # by node, see `wake_when_silent`
+        self._silent_since: dict[str, float] = {}
         self.sample_at: float | None = None  # the next look at loads, which alone is no reason for a plan
         self._again = False
         self._ids_by_pool: dict[str, list[str]] = {}
@@ -146,6 +149,18 @@ class Draft:
         if at is not None and at > self.now:
             self._wakes.append(at)
 
+    def wake_when_silent(self, node_id: str, seconds: float) -> None:
+        """As `wake`, so long after the last word of a node that was heard: a time that moves on with each."""
+        live = self.live(node_id)
+        if live is not None and live.last_heard_at + seconds > self.now:
+            self._silences_s[node_id] = min(seconds, self._silences_s.get(node_id, seconds))
+
+    def wake_when_heard(self, node_id: str) -> None:
+        """The next word of a node that is silent now may change the answer, whatever it says."""
+        live = self.live(node_id)
+        if live is not None:
+            self._silent_since[node_id] = live.last_heard_at
+
     def again(self) -> None:
         """The next step depends on nothing but this plan's commit."""
         self._again = True
@@ -159,7 +174,8 @@ class Draft:
     def plan(self) -> Plan:
         writes = tuple(self._write(kind, key) for kind, key in self._changed)
         quiet_until = min([*self._wakes, self.now + self.timing.monitoring_interval_s])
-        soonest = quiet_until if self.sample_at is None else min(quiet_until, self.sample_at)
+        soonest = min(quiet_until, silence_at(self._silences_s, self._silent_since, self.snapshot.live))
+        soonest = soonest if self.sample_at is None else min(soonest, self.sample_at)
         again = self._again and bool(writes or self.decisions or self.events)
         return Plan(
             writes=writes,
@@ -170,6 +186,8 @@ class Draft:
             start_ups_s=start_ups(self.snapshot.workers, self.workers, self.now),
             wake_at=self.now if again else soonest,
             quiet_until=self.now if again else quiet_until,
+            silences_s=self._silences_s,
+            silent_since=self._silent_since,
             notes=tuple(self.notes),
         )
 
@@ -188,6 +206,20 @@ class Draft:
             self._changed.pop((kind, key), None)
         else:
             self._changed[(kind, key)] = None
+
+
+def silence_at(silences_s: Mapping[str, float], silent_since: Mapping[str, float], live: LiveView) -> float:
+    """When one of these nodes will have been silent for too long, as it is heard now: for ever ago where one that was
+    silent has been heard since."""
+    soonest = math.inf
+    for node_id, seconds in silences_s.items():
+        node = live.nodes.get(node_id)
+        soonest = min(soonest, node.last_heard_at + seconds if node is not None else -math.inf)
+    for node_id, since in silent_since.items():
+        node = live.nodes.get(node_id)
+        if node is None or node.last_heard_at > since:
+            return -math.inf
+    return soonest
 
 
 def report_of(snapshot: Snapshot, worker: Worker) -> WorkerReport | None:

@@ -119,7 +119,10 @@ def _check_lease(draft: Draft, node: Node, mass_silence: bool) -> None:
         return
     end = lease_end(draft, node, mass_silence)
     if draft.now < end:
-        draft.wake(end)
+        if live is None or mass_silence or end <= draft.snapshot.grace_until:
+            draft.wake(end)
+        else:
+            draft.wake_when_silent(node.node_id, draft.timing.lease_s)
         return
     quiet = silence_s(draft, node.node_id)
     told = "nothing heard since this control plane leads" if quiet is None else f"nothing heard for {quiet:.1f} s"
@@ -171,8 +174,10 @@ def _check_health(draft: Draft, worker: Worker) -> None:
     probes = report.probe_failures if report is not None and report.incarnation == worker.observed.incarnation else None
     silent = quiet > draft.timing.suspect_after_s
     failing = (probes or 0) >= PROBE_FAILURES_SUSPECT
-    if not silent:
-        draft.wake(draft.now - quiet + draft.timing.suspect_after_s + 1e-3)
+    if silent:
+        draft.wake_when_heard(worker.intent.node_id)
+    else:
+        draft.wake_when_silent(worker.intent.node_id, draft.timing.suspect_after_s + 1e-3)
     suspect_since = worker.intent.suspect_since
     if (silent or failing) and worker.intent.condition is Condition.HEALTHY:
         reason = "NODE_SILENT" if silent else "PROBES_FAIL"

@@ -8,7 +8,7 @@ steps run in the order in which facts become consequences: nodes, reports, deadl
 
 from controlplane.core.convergence import converge_pools
 from controlplane.core.decisions import samples_due, take_samples
-from controlplane.core.draft import Draft
+from controlplane.core.draft import Draft, silence_at
 from controlplane.core.drains import progress_drains
 from controlplane.core.lease import tend_nodes
 from controlplane.core.nodes.acquire import keep_sets
@@ -47,14 +47,18 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     return draft.plan()
 
 
-def only_samples(snapshot: Snapshot, now: float, quiet_until: float) -> Plan:
-    """What a look is for while nothing is news, no record has moved since the last plan, and `now` is before its
-    `quiet_until`: the loads are sampled, for a small part of a plan's price."""
+def only_samples(snapshot: Snapshot, now: float, last: Plan) -> Plan | None:
+    """What a look is for while nothing is news and no record has moved since the last plan, which wrote nothing: the
+    loads are sampled, for a small part of a plan's price. None when a plan is due by time, or because of who is silent.
+    """
+    quiet_until = min(last.quiet_until, silence_at(last.silences_s, last.silent_since, snapshot.live))
+    if now >= quiet_until:
+        return None
     workers: dict[str, list[Worker]] = {}
     for worker in snapshot.workers.values():
         workers.setdefault(worker.pool, []).append(worker)
     taken, due = samples_due(snapshot, snapshot.pools, lambda pool: workers.get(pool, []), snapshot.nodes, now)
-    return Plan(samples=taken, wake_at=min(quiet_until, due or quiet_until), quiet_until=quiet_until)
+    return Plan(samples=taken, wake_at=min(quiet_until, due or quiet_until), quiet_until=last.quiet_until)
 
 
 def open_admissions(draft: Draft) -> None:

@@ -191,5 +191,7 @@ class Plan:
     evaluated: tuple[str, ...] = ()  # pools whose policy was asked in this plan
     start_ups_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by pool: starts that have just ended
     wake_at: float | None = None
-    quiet_until: float = 0.0  # until then, and without news, `plan.only_samples` is all that is to be done
+    quiet_until: float = 0.0  # until then, and without news, `plan.only_samples` is all that is to be done, unless
+    silences_s: Mapping[str, float] = field(default_factory=dict)  # one of these nodes is silent for so long, or
+    silent_since: Mapping[str, float] = field(default_factory=dict)  # one of these is heard again, after then
     notes: tuple[str, ...] = ()

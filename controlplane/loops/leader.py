@@ -78,7 +78,7 @@ class Leader:
         self._keys: set[str] = set()
         self._stopping = False
         self._awake_at = clock.now()
-        self._quiet: tuple[str, int, float] | None = None  # store_id and revision last planned on, until when that does
+        self._quiet: tuple[str, int, Plan] | None = None  # store_id and revision last planned on, with nothing to write
 
     def kick(self, keys: str | Iterable[str]) -> None:
         """Something happened to these records; no keys, no look. Kicks during a look lead to one more."""
@@ -168,12 +168,13 @@ class Leader:
     async def _glance(self) -> Plan | None:
         """A look that only samples loads, where nothing else can have come up since the last one; else None."""
         records = await self._store.snapshot()
-        now = self._clock.now()
-        if self._quiet is None or self._quiet[:2] != (records.store_id, records.revision) or now >= self._quiet[2]:
+        if self._quiet is None or self._quiet[:2] != (records.store_id, records.revision):
             return None
         self._note_awake()
-        snapshot = self._snapshot(records)
+        now, snapshot = self._clock.now(), self._snapshot(records)
         made = only_samples(snapshot, now, self._quiet[2])
+        if made is None:
+            return None
         self.stats.looks += 1
         self._live.sampled(made.samples)
         self._hub.publish(snapshot)
@@ -206,7 +207,7 @@ class Leader:
         self._live.provisioners.forget(owners, now)
         self._hub.publish(self._snapshot(after))
         if not made.writes and self.stats.store_error is None:
-            self._quiet = (after.store_id, after.revision, made.quiet_until)
+            self._quiet = (after.store_id, after.revision, made)
         return made
 
     async def _keep_in_force(self) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.core.plan import plan
-from controlplane.store.store import Records
+from controlplane.core.snapshot import Plan, Snapshot
 from simulator.controlplane import ModelControlPlane
 from simulator.load import DEFAULT_KIND, bursty
 from simulator.replay import Scenario, one_pool, replay
@@ -17,18 +17,18 @@ SEEDS = (3, 11, 29, 46)
 def test_nothing_is_due_while_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """DESIGN §3: `wake_at` and `quiet_until` say when time alone could change the answer, and news does the rest."""
     compared = 0
-    sampled = ModelControlPlane._sample
+    glanced = ModelControlPlane._glance
 
-    def sample(self: ModelControlPlane, records: Records, now: float, quiet_until: float) -> None:
+    def glance(self: ModelControlPlane, snapshot: Snapshot, sampled: Plan, now: float) -> None:
         nonlocal compared
-        made = plan(self.snapshot(records), now)
+        made = plan(snapshot, now)
         if all("NOT_ON_NODE" not in str(write) for write in made.writes):  # concluded from heartbeats that are no news,
             # up to an interval later
             assert (*made.writes, *made.decisions, *made.events, *made.evaluated) == (), f"at {now}"
         compared += 1
-        sampled(self, records, now, quiet_until)
+        glanced(self, snapshot, sampled, now)
 
-    monkeypatch.setattr(ModelControlPlane, "_sample", sample)
+    monkeypatch.setattr(ModelControlPlane, "_glance", glance)
     for seed in SEEDS:
         assert not run_seed(seed).violation
     for name in ("load_ratio", "slo+predictive"):

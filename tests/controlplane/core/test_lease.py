@@ -1,12 +1,14 @@
 """Silence, loss, return, leaving (CP12, CP10, F13, F14, F15)."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 
 from controlplane.core import orders
 from controlplane.core.desired import desired_workers
+from controlplane.core.plan import only_samples
 from controlplane.core.snapshot import NodeLive
 from springtide.errors import FailedPrecondition
 from springtide.model.enums import Condition, DecisionResult, NodeState, Phase, ReportedPhase, State, Want
@@ -51,6 +53,39 @@ def test_heard_again_in_time_is_healthy() -> None:
     world.turn(times=2)
     assert world.workers["demo-1"].intent.condition is Condition.HEALTHY
     assert [e.action for e in world.events if e.target == "demo-1"][2:] == ["worker_suspect", "worker_recovered"]
+
+
+def test_heartbeats_need_no_plan_and_their_end_does() -> None:
+    """CP4, CP12: while nodes are heard a look only samples, also beyond the time at which silence would have counted;
+    it is a plan when one falls silent, and again when that one is heard."""
+    world = two_nodes()
+    last = world.plan_once()
+    suspect_after_s, began = world.timing.suspect_after_s, world.now
+    assert not last.writes
+    while world.now < last.quiet_until - 1.0:
+        world.now += 1.0
+        world.heartbeats()
+        made = only_samples(world.snapshot(), world.now, last)
+        assert made is not None
+        assert made.wake_at is not None
+        assert made.wake_at > world.now
+        world.apply(made)
+    assert world.now - began > suspect_after_s
+    world.nodes["n1"].reachable = False
+    heard_at, due = world.live_nodes["n1"].last_heard_at, dataclasses.replace(last, quiet_until=math.inf)
+    world.now = heard_at + suspect_after_s - 0.1
+    assert only_samples(world.snapshot(), world.now, due) is not None
+    world.now = heard_at + suspect_after_s + 0.1
+    assert only_samples(world.snapshot(), world.now, due) is None
+    world.settle()
+    assert [event.action for event in world.events][-1] == "worker_suspect"
+    last = world.plan_once()
+    world.now += 0.1
+    assert only_samples(world.snapshot(), world.now, last) is not None, "nothing new: it is still silent"
+    world.hear(world.nodes["n1"])
+    assert only_samples(world.snapshot(), world.now, last) is None
+    world.settle()
+    assert [event.action for event in world.events][-1] == "worker_recovered"
 
 
 def test_late_return_is_adopted_while_wanted() -> None:
