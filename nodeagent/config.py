@@ -54,8 +54,10 @@ class AgentConfig:
     insecure: bool = setting(
         False, doc="Let shims listen on a network address although they speak plain HTTP: a trusted network."
     )
-    port_first: int = setting(0, doc="First data port of shims; 0: any free port.", minimum=0, maximum=65535)
-    port_last: int = setting(0, doc="Last data port of shims.", minimum=0, maximum=65535)
+    port_first: int = setting(
+        0, doc="First port of shims and of side channels; 0: any free port.", minimum=0, maximum=65535
+    )
+    port_last: int = setting(0, doc="Last of these ports; a worker with NIXL takes two.", minimum=0, maximum=65535)
     gpus: int | None = setting(
         None, doc="Number of simulated GPU slots. Not set: the GPUs of this host.", minimum=0, maximum=1024
     )

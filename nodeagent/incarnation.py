@@ -48,6 +48,7 @@ _LAST_ASK_S = 120.0
 _DEATH_SHOWS_S = 2.0
 _QUIT_S = 5.0
 _STALE_S = 5.0
+_NO_REFUSALS = ("LEDGER_WRITE_FAILED", "PORTS_EXHAUSTED")  # the trouble is this node's, not the launch's
 _PROBE_TIMEOUT_S = 2.0
 _STOP_OVERDUE_S = 15.0
 
@@ -130,7 +131,7 @@ class Incarnation:
             try:
                 self.entry = spawn(self._setup, self.entry)
             except SpringtideError as error:
-                reason = error.reason if error.reason == "LEDGER_WRITE_FAILED" else "LAUNCH_REFUSED"
+                reason = error.reason if error.reason in _NO_REFUSALS else "LAUNCH_REFUSED"
                 raise StartFailed(ExitInfo(reason=reason, message=str(error))) from None
             except OSError as error:
                 raise StartFailed(ExitInfo(reason="SPAWN_FAILED", message=f"cannot start a shim: {error}")) from None

@@ -1,5 +1,6 @@
 """What all workers of one node share: folders, ports, adapters, rules, the start slots."""
 
+import errno
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from nodeagent.ledger import Ledger
 from nodeagent.metrics import AgentMetrics
 from nodeagent.start_slots import StartSlots
 from springtide.clock import Clock
+from springtide.errors import Exhausted, InvalidArgument
 from springtide.model.node import Gpu
 
 
@@ -71,6 +73,47 @@ def reserve_loopback_port() -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def reserve_side_channel(setup: NodeSetup) -> socket.socket:
+    """A TCP port on the address where shims listen, held like `reserve_loopback_port`, for an engine to listen on.
+
+    The last free port of the agent's range: shims take the first, and one of them would take a port that is only held.
+    Raises Exhausted (PORTS_EXHAUSTED), InvalidArgument when the address is none of this host's, OSError.
+    """
+    wildcard = setup.host in ("", "0.0.0.0", "::")
+    host = setup.advertised_host if wildcard else setup.host
+    for port in range(max(setup.port_first, setup.port_last), setup.port_first - 1, -1):
+        try:
+            return _hold(host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+                raise InvalidArgument(
+                    field="advertised_host" if wildcard else "host",
+                    value=host,
+                    problem=f"is no address that engines can listen on: {error}",
+                    remedy="Name an address of this host: engines on other nodes read KV caches there.",
+                ) from None
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise Exhausted(
+        f"every port of {setup.port_first}-{setup.port_last} on {host} is in use.",
+        reason="PORTS_EXHAUSTED",
+        remedy="Widen the agent's port range: a worker with a side channel takes two ports.",
+    )
+
+
+def _hold(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind)
+    try:
+        sock.bind(address)
+        # Only now: two sockets that are bound with it may hold the same port as long as nobody listens.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError:
         sock.close()
         raise

@@ -1,5 +1,6 @@
 """From a launch to a running shim: the checks, the launch file, the ledger, the process. No step waits."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -16,7 +17,7 @@ from nodeagent.core.fingerprint import fingerprint
 from nodeagent.engines import adapter as engines
 from nodeagent.engines.openai_engine import is_local_model
 from nodeagent.ledger import LedgerEntry, write_atomically
-from nodeagent.setup import NodeSetup, reserve_loopback_port
+from nodeagent.setup import NodeSetup, reserve_loopback_port, reserve_side_channel
 from nodeagent.shim.launch import LAUNCH_FILE
 from springtide import processes
 from springtide.errors import SpringtideError
@@ -34,7 +35,12 @@ class LedgerWriteFailed(SpringtideError):
 
 
 def engine_launch(
-    setup: NodeSetup, launch: EngineLaunch, uds_path: str, log_path: str, port: int
+    setup: NodeSetup,
+    launch: EngineLaunch,
+    uds_path: str,
+    log_path: str,
+    port: int,
+    side_channel: tuple[str, int] | None = None,
 ) -> engines.EngineLaunch:
     """The launch with what only the node knows."""
     return engines.EngineLaunch(
@@ -50,6 +56,7 @@ def engine_launch(
         max_in_flight=launch.max_in_flight or None,
         uds_path=uds_path,
         port=port,
+        side_channel=side_channel,
         log_path=log_path,
         start_timeout_s=launch.start_timeout_s,
         stop_grace_s=launch.stop_grace_s,
@@ -60,19 +67,27 @@ def engine_launch(
 def spawn(setup: NodeSetup, entry: LedgerEntry) -> LedgerEntry:
     """Starts a shim for `entry.launch` and returns the entry with what is known of it now.
 
-    Raises InvalidArgument for a launch that this node refuses, LedgerWriteFailed, OSError. Then nothing runs.
+    Raises InvalidArgument for a launch that this node refuses, Exhausted when a port is missing, LedgerWriteFailed,
+    OSError. Then nothing runs.
     """
-    with reserve_loopback_port() as held:  # the shim inherits it, and holds it as long as it lives
-        return _spawn(setup, entry, held)
+    with contextlib.ExitStack() as held:  # the shim inherits ports, and holds them as long as it lives
+        port = held.enter_context(reserve_loopback_port())
+        side_channel = None
+        if setup.adapter(entry.launch.engine).needs_side_channel(entry.launch.engine_args):
+            side_channel = held.enter_context(reserve_side_channel(setup))
+        return _spawn(setup, entry, port, side_channel)
 
 
-def _spawn(setup: NodeSetup, entry: LedgerEntry, held: socket.socket) -> LedgerEntry:
+def _spawn(
+    setup: NodeSetup, entry: LedgerEntry, loopback: socket.socket, side_channel: socket.socket | None
+) -> LedgerEntry:
     folder = setup.ledger.folder(entry.worker_id)
     socket_name = _socket_name(setup.runtime_dir, entry.worker_id)
     control, engine_socket = Path(f"{socket_name}.ctl"), Path(f"{socket_name}.eng")
     log_path = folder / "engine.log"
-    port = int(held.getsockname()[1])
-    launch = engine_launch(setup, entry.launch, str(engine_socket), str(log_path), port)
+    port = int(loopback.getsockname()[1])
+    meeting_point = None if side_channel is None else side_channel.getsockname()[:2]
+    launch = engine_launch(setup, entry.launch, str(engine_socket), str(log_path), port, meeting_point)
     adapter = setup.adapter(launch.engine)
     for problem in adapter.validate(launch, setup.rules):
         raise problem
@@ -121,6 +136,8 @@ def _spawn(setup: NodeSetup, entry: LedgerEntry, held: socket.socket) -> LedgerE
         raise LedgerWriteFailed(
             f"cannot write the ledger of worker {entry.worker_id}: {error}.", remedy=f"Make room in {folder}."
         ) from None
+    kept = [] if command.endpoint.startswith("unix:") else [loopback]
+    kept += [] if side_channel is None else [side_channel]
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "nodeagent.shim", "--dir", str(folder)],
@@ -130,7 +147,7 @@ def _spawn(setup: NodeSetup, entry: LedgerEntry, held: socket.socket) -> LedgerE
             stdout=shim_log,
             stderr=shim_log,
             start_new_session=True,
-            pass_fds=() if command.endpoint.startswith("unix:") else (held.fileno(),),
+            pass_fds=[sock.fileno() for sock in kept],
         )
     finally:
         os.close(shim_log)

@@ -22,6 +22,7 @@ class EngineLaunch:
     gpu_ids: what the visible-devices variable takes (indexes, UUIDs, MIG names), or simulated slots. env: additions by
     the pool. interpreter: None is the agent's own. max_in_flight: None is the engine's running limit. uds_path: where
     the engine listens if it can listen on a unix socket ("" if it shall not); port: a free loopback port otherwise.
+    side_channel: host and port that are this worker's alone, for engines that ask for one (`needs_side_channel`).
     cpu_ids: cores that engines without GPUs may bind to.
     """
 
@@ -36,6 +37,7 @@ class EngineLaunch:
     max_in_flight: int | None = None
     uds_path: str = ""
     port: int = 0
+    side_channel: tuple[str, int] | None = None
     log_path: str = ""
     start_timeout_s: float = 900.0
     stop_grace_s: float = 30.0
@@ -127,6 +129,9 @@ class EngineAdapter(Protocol):
 
     def validate(self, launch: EngineLaunch, rules: LaunchRules) -> list[InvalidArgument]:
         """Everything that forbids this launch on this node; empty when it may run."""
+
+    def needs_side_channel(self, args: Sequence[str]) -> bool:
+        """Whether an engine with these arguments listens on a TCP port of its own for engines on other nodes."""
 
     def default_max_in_flight(self, launch: EngineLaunch) -> int:
         """How many requests the engine runs at once: the shim's bound when the pool sets none."""

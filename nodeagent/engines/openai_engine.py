@@ -93,6 +93,10 @@ class OpenAiEngine:
             raise _problem("uds_path", launch.uds_path, problem, "Use a shorter runtime folder.")
         return f"unix:{launch.uds_path}"
 
+    def needs_side_channel(self, args: Sequence[str]) -> bool:
+        """No: engines talk to their shim only."""
+        return False
+
     async def ready(self, http: EngineHttp) -> Readiness:
         """Healthy, awake, not paused."""
         try:

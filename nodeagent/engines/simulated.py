@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from nodeagent.engines.adapter import EngineCommand, EngineLaunch
-from nodeagent.engines.dev_routes import DevRoutesEngine
+from nodeagent.engines.kv_transfer import KvTransferEngine
 from nodeagent.engines.openai_engine import LOOPBACK, PACKAGE_ROOT, visible_devices
 from nodeagent.engines.rules import flag_count, flag_name
 from springtide.errors import InvalidArgument
@@ -15,7 +15,7 @@ _SHUTDOWN_TIMEOUT_S = 3
 _LISTENER = "Engines listen on this host only; routers reach them through the shim."
 
 
-class SimAdapter(DevRoutesEngine):
+class SimAdapter(KvTransferEngine):
     """`nodeagent.engines.sim`; any model name will do."""
 
     name = "sim"
@@ -39,8 +39,9 @@ class SimAdapter(DevRoutesEngine):
         if "--shutdown-timeout" not in {flag_name(arg) for arg in launch.engine_args}:
             argv += ["--shutdown-timeout", str(_SHUTDOWN_TIMEOUT_S)]
         argv += launch.engine_args
-        env = {"PYTHONPATH": PACKAGE_ROOT, "VLLM_SERVER_DEV_MODE": "1", **visible_devices(launch), **launch.env}
-        return EngineCommand(tuple(argv), env, self.endpoint(launch))
+        env = {"PYTHONPATH": PACKAGE_ROOT, "VLLM_SERVER_DEV_MODE": "1", **visible_devices(launch)}
+        env |= self.side_channel_env(launch)
+        return EngineCommand(tuple(argv), {**env, **launch.env}, self.endpoint(launch))
 
     def model_problems(self, launch: EngineLaunch) -> list[InvalidArgument]:
         """None: there is no model."""

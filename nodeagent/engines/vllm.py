@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from nodeagent.engines.adapter import EngineCommand, EngineLaunch
-from nodeagent.engines.dev_routes import DevRoutesEngine
+from nodeagent.engines.kv_transfer import KvTransferEngine
 from nodeagent.engines.openai_engine import LOOPBACK, is_local_model, visible_devices
 from nodeagent.engines.rules import flag_count, flag_name
 
@@ -18,7 +18,7 @@ _CODE = "It runs code of the caller's; let this node allow it (allowed_flags)."
 _SLICE = "A worker is tensor_parallel_size GPUs of one node."
 
 
-class VllmAdapter(DevRoutesEngine):
+class VllmAdapter(KvTransferEngine):
     """vLLM 0.20 and newer."""
 
     name = "vllm"
@@ -76,6 +76,7 @@ class VllmAdapter(DevRoutesEngine):
         env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **visible_devices(launch)}
         if is_local_model(launch.model):
             env["HF_HUB_OFFLINE"] = "1"
+        env |= self.side_channel_env(launch)
         if launch.simulated_gpus and launch.cpu_ids:
             env["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(launch)
         if launch.simulated_gpus and launch.tensor_parallel_size > 1:

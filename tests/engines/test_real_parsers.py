@@ -1,6 +1,7 @@
 """The launch lines of vLLM and SGLang against the parsers of the real packages (in an environment of their own)."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 
 from nodeagent.engines.adapter import EngineLaunch
+from nodeagent.engines.kv_transfer import HOST_ENV, PORT_ENV
 from nodeagent.engines.registry import engine_adapter
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-vllm/bin/python"
 REAL = ROOT / "tests/engines_real"
+DOTTED = ("--kv-transfer-config.kv_connector", "NixlConnector", "--kv-transfer-config.kv_role", "kv_producer")
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
 
@@ -59,6 +62,24 @@ def test_vllm_accepts_its_lines(model: Path) -> None:
     assert results[0]["parsed"]["shutdown_timeout"] == 3
     assert results[1]["parsed"]["port"] == 4321
     assert results[1]["parsed"]["host"] == "127.0.0.1"
+
+
+def test_vllm_accepts_a_pairs_lines(model: Path) -> None:
+    """NA4, F40: a pair's pools pass the connector, and what vLLM then reads of the side channel is the agent's."""
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"}
+    wrong = {**config, "kv_load_failure_policy": "retry"}
+    lines = [
+        line("vllm", model, "--kv-transfer-config", json.dumps(config), uds_path="/run/x/w1.eng", size=1),
+        line("vllm", model, *DOTTED, port=4321, size=1),
+        line("vllm", model, "--kv-transfer-config", json.dumps(wrong), port=4321, size=1),
+    ]
+    assert all(engine_adapter("vllm").needs_side_channel(arguments) for arguments in lines)
+    results = check("check_vllm_args.py", lines)
+    assert [result["accepted"] for result in results] == [True, True, False], results
+    asked = f"from vllm import envs; print(envs.{HOST_ENV}, envs.{PORT_ENV})"
+    env = {**os.environ, HOST_ENV: "10.0.0.7", PORT_ENV: "7699"}
+    done = subprocess.run([PYTHON, "-c", asked], env=env, capture_output=True, check=True, timeout=120)
+    assert done.stdout.decode().split()[-2:] == ["10.0.0.7", "7699"]
 
 
 def test_sglang_accepts_its_lines(model: Path) -> None:
