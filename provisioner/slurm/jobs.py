@@ -13,8 +13,8 @@ from provisioner.core.provider import Phase, ProvidedNode
 
 MARK = "springtide"
 SEPARATOR = "\x1f"
-FORMAT = SEPARATOR.join(("%i", "%u", "%T", "%r", "%L", "%M", "%l", "%N", "%j", "%k"))
-"""For `squeue -o` of versions without --json: id, user, state, reason, left, used, limit, nodes, name, comment."""
+FORMAT = SEPARATOR.join(("%i", "%U", "%T", "%r", "%L", "%M", "%l", "%N", "%j", "%k"))
+"""For `squeue -o` of versions without --json: id, uid, state, reason, left, used, limit, nodes, name, comment."""
 
 _PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 _RUNNING = {"RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING", "STOPPED"}
@@ -123,8 +123,9 @@ def read_mark(provisioner_id: str, *texts: str) -> tuple[str, str] | None:
     return None
 
 
-def from_json(text: str, provisioner_id: str, now: float) -> list[Job]:
-    """Of `squeue --json`. Raises ValueError for what is no such thing. `now`: seconds since the epoch."""
+def from_json(text: str, provisioner_id: str, now: float, uid: int | None = None) -> list[Job]:
+    """Of `squeue --json`. Raises ValueError for what is no such thing. `now`: seconds since the epoch. `uid`: only the
+    jobs of that user."""
     whole = json.loads(text)
     if not isinstance(whole, dict) or not isinstance(whole.get("jobs"), list):
         raise ValueError("no jobs in squeue's JSON")
@@ -133,7 +134,7 @@ def from_json(text: str, provisioner_id: str, now: float) -> list[Job]:
     jobs = []
     for entry in whole["jobs"]:
         found = read_mark(provisioner_id, str(entry.get("comment") or ""), str(entry.get("name") or ""))
-        if found is not None:
+        if found is not None and (uid is None or _number(entry.get("user_id")) == uid):
             jobs.append(_json_job(entry, found, now))
     return jobs
 
@@ -171,8 +172,8 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def from_text(text: str, provisioner_id: str) -> list[Job]:
-    """Of `squeue -h -o FORMAT`. Raises ValueError."""
+def from_text(text: str, provisioner_id: str, uid: int | None = None) -> list[Job]:
+    """Of `squeue -h -o FORMAT`. Raises ValueError. `uid`: only the jobs of that user."""
     jobs = []
     for line in text.splitlines():
         if not line.strip():
@@ -180,9 +181,9 @@ def from_text(text: str, provisioner_id: str) -> list[Job]:
         parts = line.split(SEPARATOR)
         if len(parts) != 10:
             raise ValueError(f"a line of squeue has {len(parts)} parts: {line[:200]!r}")
-        job_id, _user, state, reason, left, used, limit, host, name, comment = parts
+        job_id, owner, state, reason, left, used, limit, host, name, comment = parts
         found = read_mark(provisioner_id, comment, name)
-        if found is not None:
+        if found is not None and (uid is None or owner == str(uid)):
             left_s = _duration(left)
             jobs.append(
                 Job(

@@ -15,13 +15,19 @@ _JSON_TRIES = 3  # after so many failures in a row only the plain form is asked 
 
 
 class Squeue:
-    """`clock`: seconds since the epoch."""
+    """`clock`: seconds since the epoch. Our user's name is resolved once, here: a directory service may be slow.
+
+    squeue refuses a uid without a name, as containers have it: then all jobs are asked for, and ours are told apart by
+    the uid.
+    """
 
     def __init__(self, provisioner_id: str, timeout_s: float, clock: Callable[[], float]) -> None:
         self._id = provisioner_id
         self._timeout_s = timeout_s
         self._clock = clock
         self._json_failures = 0
+        self._uid = os.getuid()
+        self._user = _name_of(self._uid)
 
     async def jobs(self) -> list[Job]:
         """All that slurmctld remembers, ended ones too. Raises OutcomeUnknown."""
@@ -43,12 +49,26 @@ class Squeue:
 
     async def _json(self) -> list[Job]:
         said = await commands.run(["squeue", "--json", *self._which()], self._timeout_s)  # 22.05 shows all jobs even so
-        return from_json(said, self._id, self._clock())
+        return from_json(said, self._id, self._clock(), self._of_uid)
 
     async def _plain(self) -> list[Job]:
         command = ["squeue", "--noheader", *self._which(), f"--format={FORMAT}"]
-        return from_text(await commands.run(command, self._timeout_s), self._id)
+        return from_text(await commands.run(command, self._timeout_s), self._id, self._of_uid)
 
-    def _which(self) -> tuple[str, str]:
+    def _which(self) -> tuple[str, ...]:
         """Ended jobs, too, of our user."""
-        return "--states=all", f"--user={pwd.getpwuid(os.getuid()).pw_name}"
+        return ("--states=all", f"--user={self._user}") if self._user else ("--states=all",)
+
+    @property
+    def _of_uid(self) -> int | None:
+        """None: squeue itself leaves out the jobs of others."""
+        return None if self._user else self._uid
+
+
+def _name_of(uid: int) -> str:
+    """Empty: it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        log.warning("uid %d has no name: squeue is asked for the jobs of all users", uid)
+        return ""

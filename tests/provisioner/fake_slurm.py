@@ -57,6 +57,7 @@ def sbatch(arguments: list[str]) -> str:
         "comment": options["--comment"],
         "job_state": "PENDING",
         "user_name": "somebody",
+        "user_id": os.getuid(),
         "state_reason": "Priority",
     }
     put({**shown, "start_time": 0, "end_time": 0, "time_limit": 60, "preempt_time": 0, "restart_cnt": 0})
@@ -70,7 +71,7 @@ def squeue(arguments: list[str]) -> str:
         return json.dumps({"meta": {}, "errors": [], "jobs": list(jobs().values())})
     lines = []
     for job in jobs().values():
-        fields = (job["job_id"], "somebody", job["job_state"], job["state_reason"], "59:30", "0:30", "1:00:00")
+        fields = (job["job_id"], job["user_id"], job["job_state"], job["state_reason"], "59:30", "0:30", "1:00:00")
         lines.append("\x1f".join(map(str, (*fields, "host-7", job["name"], job["comment"]))))
     return "".join(line + "\n" for line in lines)
 

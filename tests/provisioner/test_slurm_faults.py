@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pwd
 import stat
 import sys
 from collections.abc import Callable
@@ -342,6 +343,48 @@ async def test_a_listing_that_began_before_a_job_does_not_end_it(
     (slurm.folder / "101.hidden").rename(slurm.folder / "101.job")
     slurm.faults()
     assert (await listed(provider, clock))["g-1-n"].phase is Phase.PENDING
+
+
+async def test_whose_jobs_are_asked_for_is_resolved_once(
+    make: Any, slurm: FakeSlurm, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PV4: a directory service that is asked for each listing would hold the event loop each time."""
+    asked: list[int] = []
+    root = pwd.getpwuid(0)
+
+    def getpwuid(uid: int) -> pwd.struct_passwd:
+        asked.append(uid)
+        return root
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    provider = make()
+    for _ in range(5):
+        await listed(provider, clock)
+    calls = slurm.calls("squeue")
+    assert len(calls) == 5
+    assert all("--user=root" in call for call in calls)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("faults", [{}, {"squeue": {"no_json": True}}], ids=["json", "plain"])
+async def test_a_uid_without_a_name_has_its_jobs(
+    make: Any, slurm: FakeSlurm, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, faults: dict[str, Any]
+) -> None:
+    """PV4: in a container our uid may have no name, and squeue refuses such a uid: all jobs are asked for, and one of
+    another user with the same mark is not ours."""
+
+    def getpwuid(uid: int) -> pwd.struct_passwd:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    slurm.faults(**faults)
+    provider = make()
+    await provider.start(order("g-1"))
+    await provider.start(order("g-2"))
+    slurm.change("102", user_id=os.getuid() + 1)
+    again = make()
+    assert list(await listed(again, clock)) == ["g-1-n"]
+    assert not [call for call in slurm.calls("squeue") if any(option.startswith("--user") for option in call)]
 
 
 async def test_a_new_order_needs_no_look_of_its_own(make: Any, slurm: FakeSlurm, clock: ManualClock) -> None:
