@@ -19,7 +19,7 @@ from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
 from nodeagent.notices import notice_end
 from nodeagent.runtime import DISCOVERY_FILE, marker_of, remove_discovery, runtime_dir
-from nodeagent.session import Session
+from nodeagent.session import AgentSession, AgentSpeaker
 from nodeagent.setup import NodeSetup
 from nodeagent.start_slots import StartSlots
 from springtide import notify, processes
@@ -27,6 +27,7 @@ from springtide.clock import SystemClock
 from springtide.data_dir import lock_data_dir
 from springtide.discovery import write_discovery
 from springtide.model.node import NodeObserved
+from springtide.session import Session
 from springtide.telemetry import prometheus_server
 from springtide.wire.agent import Hello
 
@@ -93,16 +94,19 @@ class Agent:
         self._install_signals()
         registry = self._setup.metrics.registry
         server = prometheus_server(loaded.metrics_host, loaded.metrics_port, registry, insecure=loaded.insecure)
-        session = Session(
+        speaker = AgentSpeaker(
             self._node,
             self._hello(),
-            loaded.controlplane,
             self._setup.metrics,
-            heartbeat_interval_s=loaded.heartbeat_interval_s,
-            reconnect_max_s=loaded.reconnect_max_s,
-            rng=random.Random(),
             stopping=self._seconds_left,
             stop_reason=lambda: self._stop_reason,
+        )
+        session = Session(
+            speaker,
+            loaded.controlplane,
+            interval_s=loaded.heartbeat_interval_s,
+            reconnect_max_s=loaded.reconnect_max_s,
+            rng=random.Random(),
         )
         await self._node.adopt()
         self._write_discovery(server.address if server else "")
@@ -186,7 +190,7 @@ class Agent:
             return None
         return max(0.1, self._stop_deadline - self._clock.now())
 
-    async def _drain_all(self, session: Session) -> None:
+    async def _drain_all(self, session: AgentSession) -> None:
         """The workers' control plane drains this node; without it, or when it takes too long, the agent does it."""
         notify.extend_timeout((self._seconds_left() or 0.0) + 2 * _KILL_AFTER_S)
         self._setup.changed()

@@ -14,11 +14,12 @@ from provisioner.context import ProviderContext
 from provisioner.metrics import ProvisionerMetrics
 from provisioner.registry import load_create
 from provisioner.runner import Runner
-from provisioner.session import Session
+from provisioner.session import ProvisionerSession, ProvisionerSpeaker
 from springtide import notify
 from springtide.clock import SystemClock
 from springtide.data_dir import lock_data_dir
 from springtide.discovery import write_discovery
+from springtide.session import Session
 from springtide.telemetry import prometheus_server
 from springtide.wire.provisioner import ProvisionerHello
 
@@ -65,12 +66,11 @@ class Provisioner:
             poll_interval_s=loaded.poll_interval_s,
             call_timeout_s=loaded.call_timeout_s,
         )
+        hello = ProvisionerHello(loaded.provisioner_id, secrets.token_hex(8), loaded.kind, springtide.__version__)
         session = Session(
-            runner,
-            ProvisionerHello(loaded.provisioner_id, secrets.token_hex(8), loaded.kind, springtide.__version__),
+            ProvisionerSpeaker(runner, hello, self._metrics),
             loaded.controlplane,
-            self._metrics,
-            report_interval_s=loaded.report_interval_s,
+            interval_s=loaded.report_interval_s,
             reconnect_max_s=loaded.reconnect_max_s,
             rng=random.Random(),
         )
@@ -102,7 +102,7 @@ class Provisioner:
             if server is not None:
                 server.close()
 
-    async def _tell_status(self, runner: Runner, session: Session) -> None:
+    async def _tell_status(self, runner: Runner, session: ProvisionerSession) -> None:
         """One line for `systemctl status`, when it has changed."""
         told = ""
         while True:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from provisioner.core.backoff import delay_s
+from springtide.backoff import delay_s
 from springtide.model.provisioning import GroupStatus, Orders, ProvidedNode, ProvidedPhase
 
 RETRY_FIRST_S = 1.0

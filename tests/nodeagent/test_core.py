@@ -1,13 +1,11 @@
 """The agent's decisions: slices, convergence, fingerprints, back-off."""
 
 import dataclasses
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.core.backoff import backoff_s
 from nodeagent.core.converge import KnownWorker, Step, Verdict, converge, may_forget
 from nodeagent.core.fingerprint import fingerprint
 from nodeagent.core.slices import check_slice
@@ -198,10 +196,3 @@ def test_fingerprints() -> None:
     assert fingerprint(base) == fingerprint(same)
     for change in ({"engine_args": ("--x",)}, {"model": "n"}, {"tensor_parallel_size": 1}, {"engine_env": {"A": "b"}}):
         assert fingerprint(base) != fingerprint(dataclasses.replace(base, **change))
-
-
-@given(st.integers(1, 100_000), st.floats(0.1, 60.0), st.integers(0, 2**32))
-def test_backoff_is_capped_and_never_zero(attempt: int, cap_s: float, seed: int) -> None:
-    """NA13: for ever, never longer than the cap, never all agents at the same moment."""
-    delay_s = backoff_s(attempt, 0.1, cap_s, random.Random(seed))
-    assert 0.05 <= delay_s <= cap_s

@@ -1,4 +1,4 @@
-"""Waiting between attempts: exponential, capped, with jitter."""
+"""Waiting between attempts: exponential, capped, with jitter where many wait at once. Pure."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ class Rng(Protocol):
 
 
 def delay_s(attempt: int, first_s: float, cap_s: float) -> float:
-    """Seconds to wait after failed attempt `attempt` (from 1)."""
+    """Seconds to wait after failed attempt `attempt` (from 1): doubled with each, never more than the cap."""
     return min(cap_s, first_s * 2.0 ** min(attempt - 1, 32))
 
 
