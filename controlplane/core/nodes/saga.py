@@ -5,6 +5,7 @@ back, or did not come in time, never counts as capacity again, whatever arrives 
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from controlplane.core.draft import Draft
@@ -54,10 +55,11 @@ def follow_provisioners(draft: Draft) -> None:
         if draft.full:
             return
         _follow(draft, node, held)
-    for node_id in sorted(draft.nodes):
+    leaving = _leaving_units(draft)
+    for node_id in sorted(draft.nodes) if leaving else ():
         if draft.full:
             return
-        _follow_unit(draft, draft.nodes[node_id])
+        _follow_unit(draft, draft.nodes[node_id], leaving)
 
 
 def _follow(draft: Draft, node: Node, held: dict[str, list[Worker]]) -> None:
@@ -200,19 +202,26 @@ def _ends_soon(draft: Draft, provided: Provision) -> bool:
     return provided.ends_at is not None and draft.now >= provided.ends_at - draft.snapshot.rules.rollover_lead_s
 
 
-def _follow_unit(draft: Draft, node: Node) -> None:
+def _leaving_units(draft: Draft) -> dict[tuple[str, str], Node]:
+    """One node of each unit that has one RELEASING or GONE, by provisioner and group. A node that follows it adds no
+    unit, so that one pass is enough."""
+    found: dict[tuple[str, str], Node] = {}
+    for node in draft.nodes.values():
+        if node.provided is not None and node.state in (NodeState.RELEASING, NodeState.GONE):
+            found.setdefault((node.provided.provisioner_id, node.provided.group_id), node)
+    return found
+
+
+def _follow_unit(draft: Draft, node: Node, leaving: Mapping[tuple[str, str], Node]) -> None:
     """Nodes of one unit go together: when one is given back or gone, the others are, too."""
     provided = node.provided
     if provided is None or provided.fixed or provided.group_id in ("", node.node_id):
         return
-    if node.state not in (NodeState.REQUESTED, NodeState.UP):
+    other = leaving.get((provided.provisioner_id, provided.group_id))
+    if other is None or node.state not in (NodeState.REQUESTED, NodeState.UP):
         return
-    for other in draft.nodes.values():
-        same = other.provided is not None and other.provided.group_id == provided.group_id
-        if same and other.state in (NodeState.RELEASING, NodeState.GONE):
-            message = f"{other.node_id} of its unit is {other.state}"
-            if node.state is NodeState.REQUESTED:
-                give_up(draft, node, message)
-            else:
-                node_event(draft, move(draft, node, NodeState.RELEASING, "UNIT_ENDS"), "node_releasing", message)
-            return
+    message = f"{other.node_id} of its unit is {other.state}"
+    if node.state is NodeState.REQUESTED:
+        give_up(draft, node, message)
+    else:
+        node_event(draft, move(draft, node, NodeState.RELEASING, "UNIT_ENDS"), "node_releasing", message)
