@@ -9,6 +9,7 @@ from typing import Any
 from provisioner.context import ProviderContext, agent_flags
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, Phase, ProvidedNode, Refused
 from provisioner.core.room import missing_nodes, named, nodes_of_group
+from provisioner.core.sets import capability_set
 from provisioner.ecs.settings import EcsSettings
 from provisioner.ecs.tasks import newest_of_each, node_of, tags
 
@@ -29,19 +30,7 @@ class EcsProvider:
         self._one = asyncio.Lock()
 
     async def capability_sets(self) -> Sequence[CapabilitySet]:
-        s = self._settings
-        return [
-            CapabilitySet(
-                name=s.name,
-                labels=dict(s.labels),
-                gpus_per_node=s.gpus_per_node,
-                resources=dict(s.resources),
-                max_nodes=s.max_nodes,
-                spot=s.spot,
-                cost_per_hour=s.cost_per_hour,
-                keep_nodes=s.keep_nodes,
-            )
-        ]
+        return [capability_set(self._settings, keep_nodes=self._settings.keep_nodes)]
 
     async def start(self, order: GroupOrder) -> None:
         """A task for each node that has none. Raises Refused, OutcomeUnknown."""

@@ -11,6 +11,7 @@ from typing import Any
 from provisioner.context import ProviderContext, agent_flags
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, ProvidedNode, Refused
 from provisioner.core.room import missing_nodes, named, nodes_of_group
+from provisioner.core.sets import capability_set
 from provisioner.kubernetes import pods
 from provisioner.kubernetes.settings import KubernetesSettings
 from springtide.errors import InvalidArgument
@@ -42,18 +43,7 @@ class KubernetesProvider:
 
     async def capability_sets(self) -> Sequence[CapabilitySet]:
         s = self._settings
-        return [
-            CapabilitySet(
-                name=s.name,
-                labels=dict(s.labels),
-                gpus_per_node=s.gpus_per_node or s.simulated_gpus,
-                resources=dict(s.resources),
-                max_nodes=s.max_nodes,
-                spot=s.spot,
-                cost_per_hour=s.cost_per_hour,
-                keep_nodes=s.keep_nodes,
-            )
-        ]
+        return [capability_set(s, keep_nodes=s.keep_nodes, gpus_per_node=s.gpus_per_node or s.simulated_gpus)]
 
     async def start(self, order: GroupOrder) -> None:
         """A pod for each node that has none. Raises Refused, OutcomeUnknown."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import springtide
 from provisioner.context import ProviderContext
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, ProvidedNode, Refused
+from provisioner.core.sets import capability_set
 from provisioner.slurm import commands
 from provisioner.slurm.asked import AskedFiles
 from provisioner.slurm.jobs import Job, gone, mark, newest_of_each
@@ -68,18 +69,8 @@ class SlurmProvider:
         """One. Greedy, it keeps the target of now; a node more may come while one whose end is near is replaced."""
         s = self._settings
         target = self.target()
-        return [
-            CapabilitySet(
-                name=s.name,
-                labels=dict(s.labels),
-                gpus_per_node=s.gpus_per_node,
-                resources=dict(s.resources),
-                max_nodes=min(s.max_nodes, target + s.surge_nodes),
-                spot=s.spot,
-                cost_per_hour=s.cost_per_hour,
-                keep_nodes=target if s.greedy else 0,
-            )
-        ]
+        most = min(s.max_nodes, target + s.surge_nodes)
+        return [capability_set(s, keep_nodes=target if s.greedy else 0, max_nodes=most)]
 
     def target(self) -> int:
         """What the target file says, within 0 and `max_nodes`; `max_nodes` without one."""
