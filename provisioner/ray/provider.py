@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import springtide
 from provisioner.context import ProviderContext, agent_flags
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, Phase, ProvidedNode, Refused
+from provisioner.core.room import named
 from provisioner.ray.cluster import MARK, Place, RayAway, RayCluster, RayNode
 from provisioner.ray.settings import RaySettings
 
@@ -60,16 +61,14 @@ class RayProvider:
 
     async def start(self, order: GroupOrder) -> None:
         """An agent on a free Ray node for each node id. Raises Refused, OutcomeUnknown."""
-        if not order.group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        named(order.group_id)
         if order.group_id in self._shut:
             raise Refused("WORKER_GROUP_SHUTDOWN", f"Group {order.group_id} was shut down before.")
         await self._call(lambda: self._start(order))
 
     async def stop(self, group_id: str, node_ids: Sequence[str]) -> None:
         """Drains the group's agents; `list` releases their places when they have ended. Raises Refused."""
-        if not group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        named(group_id)
         await self._call(lambda: self._stop(group_id))
 
     async def list(self) -> Sequence[ProvidedNode]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from springtide import processes
 from springtide.errors import FailedPrecondition, InvalidArgument, NotFound
 
 STARTED = "Ray runtime started"
@@ -97,11 +98,11 @@ class LocalRay:
     def down(self) -> None:
         """Ends all nodes, the head last, and whatever of them is left."""
         marked = set(self._marked())  # a node that died may have left its pid to somebody else
-        processes = [pid for path in sorted(self._nodes(), reverse=True) if (pid := self._read(path)["pid"]) in marked]
-        for pid in processes:
+        pids = [pid for path in sorted(self._nodes(), reverse=True) if (pid := self._read(path)["pid"]) in marked]
+        for pid in pids:
             _signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while time.monotonic() < deadline and any(_alive(pid) for pid in processes):
+        while time.monotonic() < deadline and any(processes.identify(pid) for pid in pids):
             time.sleep(0.1)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while (left := list(self._marked())) and time.monotonic() < deadline:
@@ -116,7 +117,7 @@ class LocalRay:
         found = []
         for path in self._nodes():
             node = self._read(path)
-            if not _alive(node["pid"]):
+            if processes.identify(node["pid"]) is None:
                 found.append(int(node["gpu"]))
                 path.unlink(missing_ok=True)
         return found
@@ -177,15 +178,9 @@ class LocalRay:
         return found
 
     def _marked(self) -> Iterator[int]:
-        mark = f"{VARIABLE}={self.plan.folder}".encode()
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                ours = mark in (entry / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            pid = int(entry.name)
-            if ours and pid != os.getpid() and _alive(pid):
-                yield pid
+        for found, _ in processes.with_variable(VARIABLE, str(self.plan.folder)):
+            if found.pid != os.getpid():
+                yield found.pid
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
@@ -212,14 +207,6 @@ def _kill_group(process: "subprocess.Popen[bytes]") -> None:
     except ProcessLookupError:
         pass
     process.wait()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in (b"Z", b"X")
 
 
 def _signal(pid: int, number: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import springtide
 from provisioner.context import ProviderContext
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, ProvidedNode, Refused
+from provisioner.core.room import named
 from provisioner.core.sets import capability_set
 from provisioner.slurm import commands
 from provisioner.slurm.asked import AskedFiles
@@ -84,8 +85,7 @@ class SlurmProvider:
 
     async def start(self, order: GroupOrder) -> None:
         """A job for each node that has none. Raises Refused, OutcomeUnknown."""
-        if not order.group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        named(order.group_id)
         if order.group_id in self._shut:
             raise Refused("WORKER_GROUP_SHUTDOWN", f"Group {order.group_id} was shut down before.")
         if order.capability_set not in ("", self._settings.name):
@@ -110,8 +110,7 @@ class SlurmProvider:
 
     async def stop(self, group_id: str, node_ids: Sequence[str]) -> None:
         """Cancels the group's jobs. Raises Refused for an unknown group, OutcomeUnknown."""
-        if not group_id:
-            raise Refused("WORKER_GROUP_ID_NOT_SPECIFIED", "The order names no group.")
+        named(group_id)
         async with self._submitting:
             jobs = [job for job in self._jobs.values() if job.group_id == group_id]
             if not jobs or {job.node_id for job in jobs} < set(node_ids):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-MARKER = "SPRINGTIDE_NODE"
+from springtide.processes import MARKER, identify
 
 
 def markers(agent_dir: Path) -> set[str]:
@@ -26,13 +26,13 @@ def markers(agent_dir: Path) -> set[str]:
 def left(marks: Iterable[str]) -> list[tuple[int, str]]:
     """(pid, command line) of live processes that carry one of the marks."""
     wanted = {f"{MARKER}={mark}".encode() for mark in marks}
-    return [(pid, _command(pid)) for pid in _pids() if wanted & _environment(pid) and not _is_zombie(pid)]
+    return [(pid, _command(pid)) for pid in _pids() if wanted & _environment(pid) and identify(pid) is not None]
 
 
 def with_argument(paths: Iterable[Path]) -> list[int]:
     """Live processes that were started with one of these paths as an argument."""
     wanted = {os.fsencode(path) for path in paths}
-    return [pid for pid in _pids() if wanted & set(_arguments(pid)) and not _is_zombie(pid)]
+    return [pid for pid in _pids() if wanted & set(_arguments(pid)) and identify(pid) is not None]
 
 
 def kill(marks: Iterable[str], timeout_s: float = 5.0) -> list[tuple[int, str]]:
@@ -72,10 +72,3 @@ def _arguments(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except (OSError, IndexError):
-        return True
