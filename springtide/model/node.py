@@ -59,6 +59,7 @@ class Provision:
     ends_at: float | None = None  # it is taken away then; None: no end is known
     idle_since: float | None = None  # nothing needs it since then
     release: bool = False  # it may go: its shutdown is ordered until its provisioner lists it no more
+    preempted: bool = False  # its preemption was told
     traceparent: str = ""
 
 

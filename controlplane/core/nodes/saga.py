@@ -67,6 +67,10 @@ def _follow(draft: Draft, node: Node, held: dict[str, list[Worker]]) -> None:
     owner = owner_of(draft.snapshot.live, node.provided)
     found = owner.nodes.get(node.node_id) if owner is not None else None
     node = _fold(draft, node, owner, found)
+    if node.state in (NodeState.RELEASING, NodeState.GONE, NodeState.LOST):
+        node = _tell_preemption(draft, node, found)  # its agent's own notice came first
+    elif node.state is NodeState.UP and not _is_preempted(found):
+        node = _keep(draft, node, preempted=False)  # that was taken back: another one is another event
     if node.state is NodeState.REQUESTED:
         _follow_request(draft, node, owner, found)
     elif node.state is NodeState.GONE:
@@ -95,6 +99,21 @@ def _fold(draft: Draft, node: Node, owner: ProvisionerLive | None, found: Provid
     return _keep(draft, node, **changes)
 
 
+def _is_preempted(found: ProvidedNode | None) -> bool:
+    return found is not None and found.reason in _PREEMPTIONS
+
+
+def _tell_preemption(draft: Draft, node: Node, found: ProvidedNode | None, message: str = "") -> Node:
+    """Once, whoever speaks first: the agent, whose notice says nothing of why, or its provisioner. Also of a node whose
+    agent has left in order before its provisioner knew. The same node as before: there was nothing to tell."""
+    if found is None or not _is_preempted(found) or node.provided is None or node.provided.preempted:
+        return node
+    node = _keep(draft, node, preempted=True)
+    message = message or found.message or "its provisioner takes it back"
+    node_event(draft, node, "node_preempted", message, found.reason)
+    return node
+
+
 def _keep(draft: Draft, node: Node, **changes: Any) -> Node:
     assert node.provided is not None
     if all(getattr(node.provided, key) == value for key, value in changes.items()):
@@ -118,6 +137,7 @@ def _follow_request(draft: Draft, node: Node, owner: ProvisionerLive | None, fou
     if provided is None or agent_is_here(draft, node.node_id):
         return  # its hello makes it UP
     if found is not None and found.phase in ENDING:
+        node = _tell_preemption(draft, node, found)
         give_up(draft, node, f"{found.reason or 'ENDED'}: {found.message or 'it ended before its agent registered'}")
         return
     answer = owner.answers.get(start_request(provided.group_id)) if owner is not None else None
@@ -158,8 +178,7 @@ def _follow_given(
     if not here and (over or unlisted):
         message = found.message if found is not None else "its provisioner has it no more"
         reason = (found.reason if found is not None else "") or ("RELEASED" if provided.release else "ENDED")
-        if reason in _PREEMPTIONS:
-            node_event(draft, node, "node_preempted", message, reason)
+        node = _tell_preemption(draft, node, found)
         node_event(draft, move(draft, node, NodeState.GONE, reason, release=True), "node_gone", message)
     elif node.state is NodeState.UP:
         _follow_up(draft, node, found)
@@ -182,20 +201,23 @@ def _follow_up(draft: Draft, node: Node, found: ProvidedNode | None) -> None:
     if found is not None and found.phase in ENDING:
         reason = found.reason or "ENDING"
         node = move(draft, node, NodeState.RELEASING, reason)
-        action = "node_preempted" if reason in _PREEMPTIONS else "node_releasing"
-        node_event(draft, node, action, found.message or "its provisioner takes it back")
+        _say_leaving(draft, node, found, found.message or "its provisioner takes it back")
     elif provided.ends_at is not None:
-        preempted = found is not None and found.reason in _PREEMPTIONS
         lead_s = draft.snapshot.rules.rollover_lead_s
-        if not preempted:  # a node that lives for less than the lead serves for half of its time
+        if not _is_preempted(found):  # a node that lives for less than the lead serves for half of its time
             lead_s = min(lead_s, (provided.ends_at - node.state_since) / 2)
         if draft.now >= provided.ends_at - lead_s:
             node = move(draft, node, NodeState.RELEASING, ENDS)
             left_s = max(0.0, provided.ends_at - draft.now)
             message = (found.message if found is not None else "") or f"it is taken away in {left_s:.0f} s"
-            node_event(draft, node, "node_preempted" if preempted else "node_releasing", message)
+            _say_leaving(draft, node, found, message)
         else:
             draft.wake(provided.ends_at - lead_s)
+
+
+def _say_leaving(draft: Draft, node: Node, found: ProvidedNode | None, message: str) -> None:
+    if _tell_preemption(draft, node, found, message) is node:
+        node_event(draft, node, "node_releasing", message)
 
 
 def _ends_soon(draft: Draft, provided: Provision) -> bool:
