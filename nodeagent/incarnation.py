@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.changes import ChangeFailed, Changes
-from nodeagent.core.progress import Facts, Progress
+from nodeagent.core.health import Health
+from nodeagent.core.progress import Facts
 from nodeagent.core.start_phases import start_phases
 from nodeagent.deaths import engine_death, shim_death
 from nodeagent.engines.adapter import EngineAdapter, EngineLoad, ReadyReason
@@ -75,8 +76,7 @@ class Incarnation:
         self._noted_at = 0.0
         self._probe_soon = asyncio.Event()
         self.load: EngineLoad | None = None
-        self._progress = Progress()
-        self.probe_failures = 0
+        self._health = Health(setup.stall_timeout_s)
         self.warm = False
         self.ended = False
         self.failure: ExitInfo | None = None
@@ -389,9 +389,8 @@ class Incarnation:
             self._wake()
 
     def _judge(self, trouble: str, silence: str) -> None:
-        """Counts a probe. Busy is not dead: an engine that answers late and gets on is no failure, one that answers
-        and does nothing of its work is."""
-        now, status, load = self._setup.clock.now(), self.status, self.load or EngineLoad()
+        """Counts a probe."""
+        status, load = self.status, self.load or EngineLoad()
         facts = Facts(
             in_flight=status.in_flight if status is not None else 0,
             streams=status.streams if status is not None else 0,
@@ -402,16 +401,11 @@ class Incarnation:
             kv_use=load.kv_use,
             counts_live=getattr(self._adapter(), "counts_tokens_live", False),
         )
-        self._progress.note(now, facts, held=self.entry.engine_paused_at is not None)
-        stalled_s, bound_s = self._progress.stalled_s(now), self._setup.stall_timeout_s
-        if not silence and not trouble and bound_s and stalled_s >= bound_s:
-            trouble = f"{facts.in_flight} requests run and nothing has come of them for {stalled_s:.0f} s"
-        if silence or (trouble and not self._progress.moved):
-            self.probe_failures += 1
+        held = self.entry.engine_paused_at is not None
+        failure = self._health.judge(self._setup.clock.now(), facts, trouble, silence, held=held)
+        if failure:
             self._setup.metrics.probe_failures.labels(self.entry.pool).inc()
-            log.warning("worker %s: %s", self.entry.worker_id, silence or trouble, extra=self._fields())
-        elif not trouble:
-            self.probe_failures = 0
+            log.warning("worker %s: %s", self.entry.worker_id, failure, extra=self._fields())
 
     async def _shim_silence(self) -> str:
         """Why the shim counts as silent; nothing while it answers."""
@@ -420,6 +414,11 @@ class Incarnation:
         except SpringtideError as error:
             return f"its shim does not answer: {error}"
         return ""
+
+    @property
+    def probe_failures(self) -> int:
+        """In a row."""
+        return self._health.failures
 
     @property
     def slot_wait_s(self) -> float:
