@@ -12,6 +12,7 @@ from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.core.sequel import Sequel
 from router.generation import Progress
+from router.pairs import Pair
 from router.upstream import AttemptEnd, Dispatcher
 from springtide.dataplane import FAULT_HEADER, Limits, OutcomeKind, Route, UpstreamPool
 from springtide.dataplane.client import Answer, UpstreamFailure, call
@@ -50,6 +51,7 @@ class Attempt:
         request_id: str,
         way: Continuation,
         earlier: Progress | None = None,
+        pair: Pair | None = None,
     ) -> None:
         self.again = False
         self.fault: SpringtideError | None = None
@@ -58,6 +60,7 @@ class Attempt:
         self._ticket = ticket
         self._request_id = request_id
         self._way = way
+        self._pair = pair
         self._resumed = earlier is not None
         assert ticket.seat is not None
         self._seat = ticket.seat
@@ -94,7 +97,10 @@ class Attempt:
                     return tokens if tokens.text else None
             return tokens
 
-        async with aclosing(self._relay(pool, limits, replace(route, target=target, body=body), read)) as responses:
+        route = replace(route, target=target, body=body)
+        if self._pair is not None:
+            route = self._pair.route(route)
+        async with aclosing(self._relay(pool, limits, route, read)) as responses:
             async for response in responses:
                 yield response
 
@@ -133,7 +139,10 @@ class Attempt:
         error: SpringtideError | None = None
         begun = False
         try:
-            async with call("POST", route, route.target or "/", route.body or b"", _JSON, pool, limits) as answer:
+            asking = call("POST", route, route.target or "/", route.body or b"", _JSON, pool, limits)
+            if route.on_attempt is not None:
+                route.on_attempt(asking.cut)
+            async with asking as answer:
                 if not answer.event_stream:
                     raise await _refused(answer)
                 async for data in answer.events():
@@ -175,11 +184,19 @@ class Attempt:
             )
             if self.started and error is not None:
                 ending = replace(ending, continuable=self._way.lost(ending, self._seat, code))
-            ruling = self._dispatcher.ended(ticket, ending, FRONT)
+            pair = self._pair
+            if pair is None or error is None or self.started or not pair.doubts(end, fault, timeout):
+                if pair is not None:
+                    pair.over(OutcomeKind.OK if self.started else end)
+                ruling = self._dispatcher.ended(ticket, ending, FRONT)
+            else:
+                ruling = await pair.judge(ending)
         if error is not None:
             self.again = ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE, Verdict.CONTINUE)
             self.fault = None if end is OutcomeKind.REFUSED else error
             if not self.again:
+                if pair is not None:
+                    pair.close()
                 raise error
             return
         if not self.started:

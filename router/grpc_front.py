@@ -16,6 +16,7 @@ from router.core.admission import Ticket
 from router.core.want import Want
 from router.generation import translate, want_of
 from router.grpc_attempt import FRONT, Attempt
+from router.pairs import Pair
 from router.upstream import Dispatcher
 from router.waiting import seated
 from springtide.dataplane import Limits, OutcomeKind, UpstreamPool
@@ -79,11 +80,14 @@ class GenerationService(GenerationServiceServicer):
             raise
         way = Continuation.begin(self._dispatcher, ticket, FRONT, target == "/v1/chat/completions", asked)
         way.traceparent = dict(context.invocation_metadata() or ()).get("traceparent") or ""  # type: ignore[assignment]
+        pair = Pair.of(self._dispatcher, ticket, FRONT, target, request.pool, asked)
+        if pair is not None:
+            pair.traceparent = way.traceparent
         if way.kept is not None:
             asked = {**asked, "return_token_ids": True}
         body = orjson.dumps(asked)
         try:
-            async with aclosing(self._attempts(ticket, request_id, target, body, way)) as responses:
+            async with aclosing(self._attempts(ticket, request_id, target, body, way, pair)) as responses:
                 async for response in responses:
                     yield response
         finally:
@@ -93,15 +97,15 @@ class GenerationService(GenerationServiceServicer):
             way.close()
 
     async def _attempts(
-        self, ticket: Ticket, request_id: str, target: str, body: bytes, way: Continuation
+        self, ticket: Ticket, request_id: str, target: str, body: bytes, way: Continuation, pair: Pair | None
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         fault: SpringtideError | None = None
         started = False
         while True:
             if not started:
-                await self._seat(ticket, fault)
-                attempt = Attempt(self._dispatcher, ticket, request_id, way)
-                run = attempt.run(self.pool, self._limits, target, body)
+                sent = await self._seat(ticket, request_id, body, fault, pair)
+                attempt = Attempt(self._dispatcher, ticket, request_id, way, pair=pair)
+                run = attempt.run(self.pool, self._limits, target, sent)
             else:
                 found = await way.next(request_id.encode(errors="replace"))
                 if isinstance(found, Closing):
@@ -118,12 +122,18 @@ class GenerationService(GenerationServiceServicer):
             started = attempt.started
             fault = attempt.fault
 
-    async def _seat(self, ticket: Ticket, fault: SpringtideError | None) -> None:
-        """Waits for a worker. Raises what the request failed with, where no other worker takes it."""
+    async def _seat(
+        self, ticket: Ticket, request_id: str, body: bytes, fault: SpringtideError | None, pair: Pair | None
+    ) -> bytes:
+        """Waits for a worker; gives the body for it. Raises what the request failed with, where no other worker takes
+        it."""
         try:
+            if pair is not None:
+                return await pair.begin(body, request_id.encode(errors="replace"), fault)
             await seated(self._dispatcher, ticket, FRONT, fault)
         except SpringtideError as error:
             raise fault or error from None
+        return body
 
 
 def _want(request: pb.GenerateRequest, context: "Context", request_id: str) -> Want:

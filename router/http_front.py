@@ -16,6 +16,7 @@ from router.continuation import Continuation, fault_of
 from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.core.want import read_want
+from router.pairs import Pair
 from router.request_id import new_request_id
 from router.resumed import asking_for_ids, go_on, with_reason
 from router.upstream import AttemptEnd, Dispatcher
@@ -58,6 +59,8 @@ class Call:
     """Of a stream."""
     resumed: bool = False
     """The attempt under way goes on with a stream that was lost."""
+    pair: Pair | None = None
+    """Of a request that a prefill and a decode worker share."""
 
 
 class HttpFront:
@@ -108,28 +111,23 @@ class HttpFront:
     def finished(self, request: Request, outcome: Outcome) -> Retry | None:
         """Accounts, and sends the request elsewhere where that is right."""
         call: Call = request.state
-        way = call.continuation
+        way, pair = call.continuation, call.pair
+        if pair is not None and (judged := self._partnered(call, pair, request, outcome)) is not None:
+            return judged
         if outcome.kind is OutcomeKind.OK:
             first_byte_at = None if call.resumed else outcome.first_byte_at
             self._dispatcher.served(call.ticket, outcome.events, first_byte_at, FRONT, outcome.finished_at)
             if way is not None:
                 way.close()
             return None
-        end = AttemptEnd(
-            outcome.kind,
-            outcome.response_started,
-            outcome.refusal,
-            outcome.timeout,
-            _fault(outcome),
-            outcome.events,
-            outcome.first_byte_at,
-            resumed=call.resumed,
-        )
+        end = _attempt_end(call, outcome)
         seat = call.ticket.seat
         if outcome.response_started and way is not None and seat is not None:
             end.continuable = way.lost(end, seat, outcome.error_code)
         ruling = self._dispatcher.ended(call.ticket, end, FRONT)
         if ruling.verdict not in (Verdict.RETRY, Verdict.REQUEUE, Verdict.CONTINUE):
+            if pair is not None:
+                pair.close()
             if way is not None:
                 way.close()
                 if outcome.response_started and outcome.answer is not None:
@@ -141,7 +139,7 @@ class HttpFront:
             return Retry(self._resume(call, way))
         if outcome.kind is not OutcomeKind.REFUSED:
             call.fault = outcome.answer
-        return Retry(self._place(call))
+        return Retry(self._place(call) if pair is None else self._paired(call, pair, request))
 
     # ------------------------------------------------------------ tokens
 
@@ -155,6 +153,8 @@ class HttpFront:
         except SpringtideError as error:
             return as_reply(error, request_id)
         request.state = call
+        if call.pair is not None:
+            return self._paired(call, call.pair, request)
         return self._place(call, request.started_at)
 
     def _call(self, request: Request, request_id: bytes, extensions: Mapping[bytes, bytes]) -> Call:
@@ -180,6 +180,11 @@ class HttpFront:
         served = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
         call = Call(ticket, request_id, stream is True, changed)
+        if self._dispatcher.admission.fleet.pairs:
+            sent = body if changed is None else {**body, "model": served}
+            call.pair = Pair.of(self._dispatcher, ticket, FRONT, request.path, model, sent)
+            if call.pair is not None:
+                call.pair.traceparent = (request.header(b"traceparent") or b"").decode("latin-1")
         if call.stream and request.path != "/v1/embeddings":
             chat = request.path == "/v1/chat/completions"
             way = call.continuation = Continuation.begin(
@@ -201,8 +206,8 @@ class HttpFront:
         seated, denied, way = partial(self._route, call), partial(self._denied, call), call.continuation
         return later(self._dispatcher, call.ticket, FRONT, seated, denied, way.close if way is not None else None)
 
-    def _route(self, call: Call) -> Route:
-        route = self._dispatcher.route(call.ticket, call.request_id, call.stream, call.body)
+    def _route(self, call: Call, body: bytes | None = None) -> Route:
+        route = self._dispatcher.route(call.ticket, call.request_id, call.stream, body or call.body)
         way = call.continuation
         if way is None:
             return route
@@ -211,6 +216,40 @@ class HttpFront:
         route.shaper = way.kept
         route.reply_headers = (*route.reply_headers, (CONTINUATION_HEADER, way.guarantee.encode()))
         return route
+
+    # ------------------------------------------------------------ two workers
+
+    async def _paired(self, call: Call, pair: Pair, request: Request, judging: Outcome | None = None) -> Answer:
+        """A decode worker that has the prompt's KV from a prefill worker, or computes it. `judging`: an attempt whose
+        end is not accounted for yet."""
+        way = call.continuation
+        try:
+            if judging is not None:
+                ruling = await pair.judge(_attempt_end(call, judging))
+                if ruling.verdict is Verdict.RETRY:
+                    call.fault = judging.answer
+                elif ruling.verdict is not Verdict.REQUEUE:
+                    if way is not None:
+                        way.close()
+                    return judging.answer or self._refusal(call, None)
+            body = await pair.begin(call.body or request.body, call.request_id)
+        except SpringtideError as error:
+            if way is not None:
+                way.close()
+            return self._refusal(call, error)
+        except asyncio.CancelledError:  # the client left
+            if way is not None:
+                way.close()
+            raise
+        return pair.route(self._route(call, body))
+
+    def _partnered(self, call: Call, pair: Pair, request: Request, outcome: Outcome) -> Retry | None:
+        """What the partner has to do with an attempt's end; None: nothing."""
+        started = outcome.response_started
+        if not started and pair.doubts(outcome.kind, _fault(outcome), outcome.timeout):
+            return Retry(self._paired(call, pair, request, outcome))
+        pair.over(OutcomeKind.OK if started else outcome.kind)
+        return None
 
     async def _resume(self, call: Call, way: Continuation) -> Answer:
         """A stream that was lost goes on elsewhere, or ends explicitly."""
@@ -228,6 +267,13 @@ class HttpFront:
         return reply
 
     def _denied(self, call: Call, error: SpringtideError | None) -> Reply:
+        reply = self._refusal(call, error)
+        self._dispatcher.closed(call.ticket, FRONT, OutcomeKind.REFUSED)
+        if call.continuation is not None:
+            call.continuation.close()
+        return reply
+
+    def _refusal(self, call: Call, error: SpringtideError | None) -> Reply:
         if error is not None and call.fault is None:
             reply = as_reply(error, call.request_id)
         elif call.fault is not None:
@@ -235,9 +281,6 @@ class HttpFront:
             reply = Reply(call.fault.status, (*headers, (REQUEST_ID_HEADER, call.request_id)), call.fault.body)
         else:
             reply = error_reply(503, "The router is stopping.", "service_unavailable_error", "stopping", close=True)
-        self._dispatcher.closed(call.ticket, FRONT, OutcomeKind.REFUSED)
-        if call.continuation is not None:
-            call.continuation.close()
         return reply
 
     # ------------------------------------------------------------ answered here
@@ -307,6 +350,19 @@ def as_reply(error: SpringtideError, request_id: bytes = b"") -> Reply:
     if request_id:
         headers.append((REQUEST_ID_HEADER, request_id))
     return Reply(error.http_status, tuple(headers), orjson.dumps(error.openai_body()))
+
+
+def _attempt_end(call: Call, outcome: Outcome) -> AttemptEnd:
+    return AttemptEnd(
+        outcome.kind,
+        outcome.response_started,
+        outcome.refusal,
+        outcome.timeout,
+        _fault(outcome),
+        outcome.events,
+        outcome.first_byte_at,
+        resumed=call.resumed,
+    )
 
 
 def _fault(outcome: Outcome) -> str:

@@ -101,6 +101,13 @@ class Metrics:
             ("pool", "reason", "result"),
             registry=self.registry,
         )
+        self.pairs = Counter(
+            "springtide_router_pairs",
+            "Requests of models with prefill and decode pools, by decode pool and outcome: paired, prefill_retried, "
+            "decode_alone, partner_lost.",
+            ("pool", "outcome"),
+            registry=self.registry,
+        )
         self.rejected = Counter(
             "springtide_router_rejected",
             "Requests refused for lack of a worker, by pool and reason.",

@@ -9,9 +9,10 @@ from functools import lru_cache
 
 from router.config import Timeouts
 from router.core.admission import Admission, Granted, Ticket
+from router.core.asked import Labels
 from router.core.board import ONE_PROCESS, Board
 from router.core.kept import Budget
-from router.core.retry import SERVED, Ruling, Verdict, rule
+from router.core.retry import SERVED, Blame, Ruling, Verdict, rule
 from router.core.seat import Seat
 from router.core.table import Change
 from router.core.want import NOTHING, Want
@@ -24,6 +25,7 @@ from springtide.link.client import DEAD_S
 from springtide.model.routing import RouterReport, RoutingDelta, RoutingTable, WorkerLoad
 
 Grant = Callable[[], None]
+_SPARED = Ruling(Verdict.REQUEUE, Blame.NOTHING)
 _PROBE_CONNECT_S = 1.0
 Deny = Callable[[SpringtideError | None], None]
 
@@ -85,12 +87,14 @@ class Dispatcher:
         """One connection per worker for all its requests, where its shim offers it."""
         self.pools: list[UpstreamPool] = []
         """Connection pools of the fronts: idle connections to workers that left the table are closed in them."""
+        self.watching: set[Callable[[], None]] = set()
+        """Called when workers may have left: of requests that depend on another worker than their own."""
         self.continuing = continuing or Continuing()
         self._connect_s = timeouts.connect_timeout_s
         # A worker that broke and still hangs must not cost the request that probes it the whole time.
         self._probe_connect_s = min(timeouts.connect_timeout_s, _PROBE_CONNECT_S)
         self._total_s = timeouts.total_timeout_s
-        self._first_byte_s = timeouts.first_byte_timeout_s or timeouts.total_timeout_s
+        self.first_byte_s = timeouts.first_byte_timeout_s or timeouts.total_timeout_s
         self._idle_s = timeouts.idle_timeout_s
         self.max_attempts = max_attempts
         self._held: dict[Ticket, tuple[Grant, Deny]] = {}
@@ -98,6 +102,11 @@ class Dispatcher:
         self._hot: set[str] = set()
         self._served: dict[tuple[str, str], Count] = {}
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def upstreams(self) -> UpstreamPool | None:
+        """Connections for requests of the router's own."""
+        return self.pools[0] if self.pools else None
 
     def use(self, pool: UpstreamPool) -> None:
         """Takes a front's connection pool in."""
@@ -131,8 +140,14 @@ class Dispatcher:
         for endpoint in before - self._endpoints():
             for pool in self.pools:
                 pool.close_address(_address(endpoint))
+        self.look()
         for name in self.admission.waiting_pools():
             self._pump(name)
+
+    def look(self) -> None:
+        """Workers have left or broken: tells those that depend on them."""
+        for look in list(self.watching):
+            look()
 
     # ------------------------------------------------------------ tickets
 
@@ -215,6 +230,28 @@ class Dispatcher:
             self._pump(pool)
         return SERVED
 
+    def spare(self, ticket: Ticket) -> Ruling:
+        """Frees a seat whose worker is not why the attempt ended: no blame, and the request may come back to it."""
+        self.admission.settle(ticket, _SPARED, "", self._loop.time())
+        ticket.attempts -= 1
+        if self.admission.waiting(ticket.pool):
+            self._pump(ticket.pool)
+        return _SPARED
+
+    def blame(self, seat: Seat, end: AttemptEnd) -> bool:
+        """A worker failed that has no request to end. True: this opened its breaker."""
+        doubtful = end.timeout in ("first_byte", "total")
+        opened = seat.failed(self._loop.time(), doubtful)
+        if opened:
+            self.admission.demand(seat.worker.pool).trips_total += 1
+        return opened
+
+    def missed(self, pool: str, labels: Labels) -> None:
+        """A request went without a worker of this pool: it is demand until such a one could be there."""
+        now = self._loop.time()
+        self.admission.demand(pool).rejected(now, self.admission.retry_after_s(pool, now), labels)
+        self._demanded(pool)
+
     def _first_token(self, ticket: Ticket, at: float) -> None:
         ttft_s = max(0.0, at - ticket.arrived_at)
         self.admission.demand(ticket.pool).first_token(ttft_s)
@@ -240,7 +277,7 @@ class Dispatcher:
             (_incarnation(worker.incarnation), named),
             (named,),
             self._probe_connect_s if ticket.probe else self._connect_s,
-            self._first_byte_s,
+            self.first_byte_s,
             self._idle_s if stream else None,
             None if stream else self._total_s,
             seat,
@@ -248,6 +285,12 @@ class Dispatcher:
             body,
             None if plain else self._first_byte(ticket, seat),
         )
+
+    def question(self, seat: Seat, timeout_s: float) -> Route:
+        """The way to a worker for a short question that is no request."""
+        worker = seat.worker
+        headers = (_incarnation(worker.incarnation),)
+        return Route(_address(worker.endpoint), headers, (), timeout_s, timeout_s, None, timeout_s)
 
     def _first_byte(self, ticket: Ticket, seat: Seat) -> Callable[[float], None] | None:
         span = None if seat.spanned else self._span(seat, self._loop.time())

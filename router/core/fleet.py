@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from router.core.board import ALONE, ONE_PROCESS, Board, Cell, pool_key
+from router.core.pair import partners
 from router.core.policies.role import pool_for
 from router.core.seat import Seat
 from router.core.table import Change, apply_delta, apply_snapshot
@@ -27,6 +28,8 @@ class Fleet:
         self._by_model: dict[str, dict[Role, str]] = {}
         self._usual: dict[str, RoutedPool] = {}
         """Of requests that wish for no role."""
+        self.pairs: dict[str, str] = {}
+        """The prefill pool of each decode pool whose requests are served by two workers."""
 
     def snapshot(self, table: RoutingTable, now: float) -> Change:
         """Takes a snapshot."""
@@ -76,6 +79,7 @@ class Fleet:
             if pool.role is None:
                 continue
             self._by_model.setdefault(pool.served_model_name, {})[pool.role] = name
+        self.pairs = partners(self.table.pools, self._by_model)
         usual = ((model, pool_for(by_role, None)) for model, by_role in self._by_model.items())
         self._usual = {model: self.table.pools[name] for model, name in usual if name is not None}
 
@@ -143,6 +147,10 @@ class Fleet:
         """All seats, those that leave with requests included."""
         yield from self._seats.values()
         yield from self._leaving
+
+    def holds(self, seat: Seat) -> bool:
+        """Whether this incarnation is in the table."""
+        return self._seats.get(seat.worker.worker_id) is seat
 
     def emptied(self, seat: Seat) -> None:
         """The last request of a seat ended: one that was leaving is forgotten."""

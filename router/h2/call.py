@@ -16,6 +16,7 @@ from router.core.admission import Ticket
 from router.generation import translate, want_of
 from router.h2 import wire
 from router.h2.messages import Messages
+from router.pairs import Pair
 from router.request_id import new_request_id
 from springtide.dataplane import OutcomeKind, Request
 from springtide.dataplane.exchange import Exchange
@@ -56,6 +57,7 @@ class Call:
         "fault",
         "front",
         "messages",
+        "pair",
         "paused",
         "request_id",
         "resumed",
@@ -70,6 +72,8 @@ class Call:
         self.messages: Messages | None = None
         self.request_id = ""
         self.continuation: Continuation | None = None
+        self.pair: Pair | None = None
+        """Of a call that a prefill and a decode worker share."""
         self.resumed = False
         """The attempt under way goes on with a stream that was lost."""
         self.error: SpringtideError | None = None
@@ -182,6 +186,10 @@ class Call:
         chat = target == "/v1/chat/completions"
         way = self.continuation = Continuation.begin(dispatcher, ticket, FRONT, chat, asked)
         way.traceparent = self._traceparent
+        if dispatcher.admission.fleet.pairs:
+            self.pair = Pair.of(dispatcher, ticket, FRONT, target, request.pool, asked)
+            if self.pair is not None:
+                self.pair.traceparent = self._traceparent
         if way.kept is not None:
             asked = {**asked, "return_token_ids": True}
         self.messages = Messages(chat)

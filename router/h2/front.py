@@ -13,6 +13,7 @@ from router.continuation import Continuation, fault_of
 from router.core.retry import Verdict
 from router.h2 import wire
 from router.h2.call import FRONT, Call, message_of
+from router.pairs import Pair
 from router.resumed import go_on
 from router.upstream import AttemptEnd, Dispatcher
 from router.waiting import later
@@ -120,27 +121,25 @@ class GenerateFront:
 
     def direct(self, request: Request) -> Answer | Awaitable[Answer]:
         """A worker for a new call."""
-        return self._place(request.state)
+        call: Call = request.state
+        return self._place(call) if call.pair is None else self._paired(call, call.pair, request)
 
     def finished(self, request: Request, outcome: Outcome) -> Retry | None:
         """Accounts, and sends the call elsewhere where that is right."""
         call: Call = request.state
         ticket = call.ticket
         assert ticket is not None
+        pair = call.pair
+        if pair is not None:
+            started = outcome.response_started
+            if not started and pair.doubts(outcome.kind, _fault(outcome), outcome.timeout):
+                return Retry(self._paired(call, pair, request, outcome))
+            pair.over(OutcomeKind.OK if started else outcome.kind)
         if outcome.kind is OutcomeKind.OK:
             first_byte_at = None if call.resumed else outcome.first_byte_at
             self.dispatcher.served(ticket, outcome.events, first_byte_at, FRONT, outcome.finished_at)
             return None
-        end = AttemptEnd(
-            outcome.kind,
-            outcome.response_started,
-            outcome.refusal,
-            outcome.timeout,
-            _fault(outcome),
-            outcome.events,
-            outcome.first_byte_at,
-            resumed=call.resumed,
-        )
+        end = _attempt_end(call, outcome)
         way, seat = call.continuation, ticket.seat
         if outcome.response_started and way is not None and seat is not None:
             end.continuable = way.lost(end, seat, outcome.error_code)
@@ -152,9 +151,29 @@ class GenerateFront:
         if ruling.verdict in (Verdict.RETRY, Verdict.REQUEUE):
             if outcome.kind is not OutcomeKind.REFUSED:
                 call.fault = error
-            return Retry(self._place(call))
+            return Retry(self._place(call) if pair is None else self._paired(call, pair, request))
+        if pair is not None:
+            pair.close()
         call.error = call.error or error
         return None
+
+    async def _paired(self, call: Call, pair: Pair, request: Request, judging: Outcome | None = None) -> Answer:
+        """A decode worker that has the prompt's KV from a prefill worker, or computes it. `judging`: an attempt whose
+        end is not accounted for yet."""
+        try:
+            if judging is not None:
+                ruling = await pair.judge(_attempt_end(call, judging))
+                error = _error(judging, "")
+                if ruling.verdict is Verdict.RETRY:
+                    call.fault = error
+                elif ruling.verdict is not Verdict.REQUEUE:
+                    call.error = call.error or error
+                    return judging.answer or _ENDED
+            body = await pair.begin(request.body, call.request_id.encode("ascii", "replace"))
+        except SpringtideError as error:
+            call.error = call.fault or error
+            return _ENDED
+        return pair.route(self._route(call, body))
 
     async def _resume(self, call: Call, way: Continuation) -> Answer:
         """A stream that was lost goes on elsewhere, or ends explicitly."""
@@ -181,7 +200,7 @@ class GenerateFront:
         seated, denied = partial(self._route, call), partial(self._denied, call)
         return later(self.dispatcher, ticket, FRONT, seated, denied)
 
-    def _route(self, call: Call) -> Route:
+    def _route(self, call: Call, body: bytes | None = None) -> Route:
         ticket, messages = call.ticket, call.messages
         assert ticket is not None
         assert messages is not None
@@ -200,7 +219,7 @@ class GenerateFront:
             )
 
         request_id = call.request_id.encode("ascii", "replace")
-        route = self.dispatcher.route(ticket, request_id, stream=True)
+        route = self.dispatcher.route(ticket, request_id, stream=True, body=body)
         way = call.continuation
         if way is not None and way.kept is not None:
             way.kept.restart()
@@ -213,6 +232,19 @@ class GenerateFront:
         call.error = call.fault or error or Unavailable("The router is stopping.", reason="STOPPING")
         self.dispatcher.closed(call.ticket, FRONT, OutcomeKind.REFUSED)
         return _ENDED
+
+
+def _attempt_end(call: Call, outcome: Outcome) -> AttemptEnd:
+    return AttemptEnd(
+        outcome.kind,
+        outcome.response_started,
+        outcome.refusal,
+        outcome.timeout,
+        _fault(outcome),
+        outcome.events,
+        outcome.first_byte_at,
+        resumed=call.resumed,
+    )
 
 
 def _fault(outcome: Outcome) -> str:

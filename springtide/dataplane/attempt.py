@@ -527,6 +527,11 @@ class Attempt:
             log.warning("%s", error)
             return b""
 
+    def cut(self) -> None:
+        """Ends the attempt, if it has not ended: its director wishes so."""
+        if self.phase != OVER:
+            self.fail(OutcomeKind.ABORTED, detail="cut by the router")
+
     def leave(self) -> Outcome:
         """The client went: the upstream is cut at once."""
         now = self.exchange.server.loop.time()

@@ -125,6 +125,10 @@ class Answer:
         self._body, self._keep_alive = body_of(head.length), head.keep_alive
         return data
 
+    def cut(self) -> None:
+        """See `Call.cut`."""
+        self._fail(UpstreamFailure(OutcomeKind.ABORTED, "cut by the router"))
+
     def _fail(self, failure: UpstreamFailure) -> None:
         self._failure = failure
         conn, self._conn = self._conn, None
@@ -253,6 +257,7 @@ class Call:
         self._pool = pool or UpstreamPool(limits)
         self._limits = limits
         self._answer: Answer | None = None
+        self._cut = False
 
     async def __aenter__(self) -> Answer:
         conn = self._pool.take(self._route.address)
@@ -267,7 +272,10 @@ class Call:
             answer._conn = conn
             conn.sink = answer
             conn.served += 1
-            conn.transport.write(encode_request(self._request, self._route))
+            if self._cut:  # while it was connecting
+                answer.cut()
+            else:
+                conn.transport.write(encode_request(self._request, self._route))
             try:
                 while answer._body is None:
                     if answer._failure is not None:
@@ -289,6 +297,12 @@ class Call:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
+
+    def cut(self) -> None:
+        """Ends the request: whoever waits for its answer gets an UpstreamFailure of the kind ABORTED."""
+        self._cut = True
+        if self._answer is not None:
+            self._answer.cut()
 
     async def _connect(self, deadline: float | None) -> Upstream:
         bound = self._route.connect_timeout_s

@@ -60,6 +60,8 @@ class Exchange:
             self.phase = RUNNING
             self.reply_headers = answer.reply_headers
             self.attempt = attempt = Attempt(self, answer, now)
+            if answer.on_attempt is not None:
+                answer.on_attempt(attempt.cut)
             attempt.start()
         elif isinstance(answer, Reply):
             self._reply(answer)

@@ -221,6 +221,8 @@ class Route:
     """Called once with the loop's clock when the first event or byte of body goes out; for traces."""
     shaper: Shaper | None = None
     """For event streams: what the client sees of them. Without one they are passed on as they are."""
+    on_attempt: Callable[[Callable[[], None]], None] | None = None
+    """Called once before the attempt begins, with what cuts it (OutcomeKind.ABORTED) as long as it runs."""
 
 
 @dataclass(slots=True)

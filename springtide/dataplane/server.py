@@ -86,6 +86,12 @@ class ClientConnection(asyncio.Protocol):
             elif self.exchange.request.keep_alive:
                 self.buffer += data
             return
+        if self.paused and self.request is None:
+            # Who takes no answers is given no further ones.
+            self.buffer += data
+            if len(self.buffer) > self.server.limits.max_head_bytes:
+                self.transport.pause_reading()
+            return
         try:
             self._feed(data)
         except HeadError as error:
@@ -111,6 +117,9 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         if self.exchange is not None:
             self.exchange.hold_back(False)
+        elif self.buffer:
+            self.transport.resume_reading()
+            self.server.loop.call_soon(self._next)
 
     # ------------------------------------------------------------ requests
 
@@ -244,7 +253,7 @@ class ClientConnection(asyncio.Protocol):
             self.server.loop.call_soon(self._next)
 
     def _next(self) -> None:
-        if self.exchange is None and not self.closing and self.request is None:
+        if self.exchange is None and not self.closing and not self.paused and self.request is None:
             data, self.buffer = self.buffer, b""
             if data:
                 self.data_received(data)

@@ -122,15 +122,6 @@ class Links(Protocol):
         """The address is out of use."""
         ...
 
-    def sweep(self, now: float) -> None:
-        """Looks after the links. `now` is the loop's clock."""
-        ...
-
-    @property
-    def empty(self) -> bool:
-        """True while there is nothing to look after."""
-        ...
-
 
 class UpstreamPool:
     """Kept-alive connections by address, last in, first out. Bounded per address and by idle time."""
@@ -223,13 +214,11 @@ class UpstreamPool:
                 idle.popleft().transport.abort()
             if not idle:
                 del self._idle[address]
-        if self.links is not None:
-            self.links.sweep(now)
 
     @property
     def empty(self) -> bool:
         """True while no connection is kept."""
-        return not self._idle and (self.links is None or self.links.empty)
+        return not self._idle
 
     def idle_count(self, address: Address) -> int:
         """Idle connections to `address`."""
