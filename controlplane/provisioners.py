@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from controlplane.core.snapshot import ProvisionerLive
 from springtide.errors import AlreadyExists, Exhausted
 from springtide.model.provisioning import CapabilitySet, GroupAnswer, ProvidedNode, ProvisionerReport
-from springtide.wire.provisioner import ProvisionerHello
+from springtide.model.provisioning import ProvidedPhase as Phase
+from springtide.wire.provisioner import MAX_NODES, ProvisionerHello
 
 MAX_PROVISIONERS = 64
 RIVAL_REPORTS = 3  # a session heard within so many intervals, or so many seconds, defends its id
 ENDS_MOVED_S = 2.0  # a node's end that moves by less has not moved
+ENDED_KEPT_S = 10.0  # the leader hears of an end that is listed for a shorter time than it takes for a look
 FORGET_S = 3600.0  # one that has been gone for so long, and owns no node, is no longer shown
 
 
@@ -30,6 +32,7 @@ class Session:
     reported: bool = False
     sets: Mapping[str, CapabilitySet] = field(default_factory=dict)
     nodes: Mapping[str, ProvidedNode] = field(default_factory=dict)
+    ended: Mapping[str, tuple[float, ProvidedNode]] = field(default_factory=dict)  # when last listed, oldest first
     ends_at: Mapping[str, float] = field(default_factory=dict)
     answers: Mapping[str, GroupAnswer] = field(default_factory=dict)
 
@@ -66,6 +69,7 @@ class Provisioners:
         session = Session(hello.session_id, hello.kind, hello.version, now, self._connections)
         if known is not None:
             session.sets, session.nodes, session.ends_at = known.sets, known.nodes, known.ends_at
+            session.ended = known.ended
         self.sessions[hello.provisioner_id] = session
         return self._connections
 
@@ -77,7 +81,9 @@ class Provisioners:
         before, ends_before = _facts(session), session.ends_at
         session.last_heard_at, session.reported = now, True
         session.sets = {found.name: found for found in report.capability_sets}
-        session.nodes = {node.node_id: node for node in report.nodes}
+        session.ended = _lately_ended(session, report, now)
+        ended = {node_id: node for node_id, (_, node) in session.ended.items()}
+        session.nodes = ended | {node.node_id: node for node in report.nodes}
         session.ends_at = {node.node_id: now + node.ends_in_s for node in report.nodes if node.ends_in_s is not None}
         session.answers = {answer.request_id: answer for answer in report.answers if answer.request_id}
         changed = before != _facts(session) or _moved(ends_before, session.ends_at)
@@ -119,6 +125,18 @@ def _live(session: Session) -> ProvisionerLive:
         ends_at=session.ends_at,
         answers=session.answers,
     )
+
+
+def _lately_ended(session: Session, report: ProvisionerReport, now: float) -> dict[str, tuple[float, ProvidedNode]]:
+    """Nodes that are listed as ended, and those that were: how a node ended is said in few reports, maybe in one."""
+    listed = {node.node_id for node in report.nodes}
+    kept = {
+        node_id: (at, node)
+        for node_id, (at, node) in session.ended.items()
+        if node_id not in listed and now - at < ENDED_KEPT_S
+    }
+    kept |= {node.node_id: (now, node) for node in report.nodes if node.phase is Phase.ENDED}
+    return dict(list(kept.items())[-MAX_NODES:])
 
 
 def _facts(session: Session) -> tuple[object, ...]:

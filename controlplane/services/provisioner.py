@@ -10,8 +10,9 @@ from controlplane.live import Live
 from controlplane.loops.hub import Hub
 from controlplane.loops.leader import Leader
 from controlplane.services.joining import Door
+from controlplane.services.reports import REPORT_GAP_S, NewestReport
 from springtide.clock import Clock
-from springtide.errors import Conflict, InvalidArgument, Unavailable
+from springtide.errors import Conflict, Exhausted, InvalidArgument, Unavailable
 from springtide.model.provisioning import Orders
 from springtide.v1 import provisioner_pb2 as pb
 from springtide.v1 import provisioner_pb2_grpc as pb_grpc
@@ -96,7 +97,9 @@ class _Session:
         self._clock = service._clock
         self.provisioner_id = hello.provisioner_id
         self.wake = asyncio.Event()
-        self._connection = self._live.provisioners.hello(hello, self._clock.now())
+        self._reports = NewestReport()
+        self._hello_at = self._clock.now()
+        self._connection = self._live.provisioners.hello(hello, self._hello_at)
         self._hub.subscribe_provisioner(self.provisioner_id, self.wake)
         self.wake.set()  # the hello is answered at once
         self._kick()
@@ -113,17 +116,39 @@ class _Session:
         return not ended and self._live.provisioners.is_current(self.provisioner_id, self._connection)
 
     async def read(self, requests: AsyncIterator[pb.ProvisionerServiceSessionRequest]) -> None:
-        """Takes reports over until the provisioner ends the stream."""
-        async for request in requests:
-            kind = request.WhichOneof("message")
-            now = self._clock.now()
-            if kind == "report":
-                report = wire.report_from_proto(request.report)
-                self._leader.kick(self._live.provisioners.report(self.provisioner_id, self._connection, report, now))
-            elif kind == "hello":
-                self._register_again(wire.hello_from_proto(request.hello), now)
-            elif kind == "goodbye":
-                log.info("provisioner %s says goodbye: %s", self.provisioner_id, request.goodbye.reason)
+        """Takes reports over, the newest of each interval, until the provisioner ends the stream."""
+        reading = asyncio.create_task(_next_of(requests))
+        try:
+            while True:
+                await asyncio.wait([reading], timeout=self._reports.due_in_s(self._clock.now()))
+                if reading.done():
+                    request = reading.result()
+                    if request is None:
+                        return
+                    self._hear(request)
+                    reading = asyncio.create_task(_next_of(requests))
+                self._take_report()
+        finally:
+            reading.cancel()
+
+    def _hear(self, request: pb.ProvisionerServiceSessionRequest) -> None:
+        kind = request.WhichOneof("message")
+        if kind == "report":
+            self._reports.put(request.report)
+        elif kind == "hello":
+            self._take_report(at_once=True)
+            self._register_again(wire.hello_from_proto(request.hello), self._clock.now())
+            self.wake.set()
+        elif kind == "goodbye":
+            self._take_report(at_once=True)
+            log.info("provisioner %s says goodbye: %s", self.provisioner_id, request.goodbye.reason)
+
+    def _take_report(self, *, at_once: bool = False) -> None:
+        now = self._clock.now()
+        found = self._reports.take(now, at_once=at_once)
+        if found is not None:
+            report = wire.report_from_proto(found)
+            self._leader.kick(self._live.provisioners.report(self.provisioner_id, self._connection, report, now))
             self.wake.set()
 
     def _register_again(self, hello: wire.ProvisionerHello, now: float) -> None:
@@ -134,14 +159,35 @@ class _Session:
                 problem=f"differs from {self.provisioner_id!r}, whose session this is",
                 remedy="Open a session of its own for each provisioner.",
             )
+        if now < self._hello_at + REPORT_GAP_S:
+            raise Exhausted(
+                f"provisioner {self.provisioner_id!r} says hello twice within {REPORT_GAP_S:g} s.",
+                reason="TOO_MANY_HELLOS",
+                field="hello",
+                remedy="Say hello once in each session, and again when it is asked for.",
+                retry_after_s=REPORT_GAP_S,
+            )
+        self._hello_at = now
         self._connection = self._live.provisioners.hello(hello, now)
         self._kick()
 
     def end(self) -> None:
+        """What it said last counts, also where its interval had not passed."""
+        try:
+            self._take_report(at_once=True)
+        except InvalidArgument as error:
+            log.warning("the last report of provisioner %s is not taken: %s", self.provisioner_id, error)
         self._hub.unsubscribe_provisioner(self.provisioner_id, self.wake)
         self._live.provisioners.gone(self.provisioner_id, self._connection)
         self._kick()
         log.info("provisioner %s: session ends", self.provisioner_id)
+
+
+async def _next_of(
+    requests: AsyncIterator[pb.ProvisionerServiceSessionRequest],
+) -> pb.ProvisionerServiceSessionRequest | None:
+    """None: the provisioner has ended the stream."""
+    return await anext(requests, None)
 
 
 def _no_hello(kind: str) -> InvalidArgument:

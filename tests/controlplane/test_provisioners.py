@@ -61,6 +61,9 @@ class FakeProvisioner:
     def report(self, *nodes: pb.ProvidedNode, sets: tuple[pb.CapabilitySet, ...] = (STD,), **fields: Any) -> None:
         self._outbox.put_nowait(Request(report=pb.ProvisionerReport(capability_sets=sets, nodes=nodes, **fields)))
 
+    def goodbye(self) -> None:
+        self._outbox.put_nowait(Request(goodbye=pb.ProvisionerGoodbye(reason="stops")))
+
     @property
     def last(self) -> Response:
         return self.responses[-1] if self.responses else Response()
