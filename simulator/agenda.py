@@ -12,14 +12,18 @@ class Agenda:
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
-        self.calls_total = 0
         self._heap: list[_Entry] = []
         self._number = 0
+
+    @property
+    def calls_total(self) -> int:
+        """Calls that were made, the one under way included."""
+        return self._number - len(self._heap)
 
     def at(self, time: float, call: Callable[..., Any], *args: Any) -> None:
         """Calls at `time`, or now when that has passed. Who may change its mind checks a version of its own."""
         self._number += 1
-        heapq.heappush(self._heap, (max(time, self.now), self._number, call, args))
+        heapq.heappush(self._heap, (time if time > self.now else self.now, self._number, call, args))
 
     def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
         """Calls `seconds` from now."""
@@ -35,6 +39,5 @@ class Agenda:
         while heap and heap[0][0] <= time:
             at, _, call, args = pop(heap)
             self.now = at
-            self.calls_total += 1
             call(*args)
         self.now = max(self.now, time)

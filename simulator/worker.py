@@ -241,14 +241,16 @@ class ModelWorker:
         shim, phase = self.shim, self.phase
         told = shim is not None and not self.adopting
         engine = shim.engine if shim is not None and told else None
-        idle = engine is not None and engine.idle and shim is not None and shim.in_flight == 0
         running, waiting = (engine.running, len(engine.waiting)) if engine is not None else (None, None)
         tokens = engine.generation_tokens_total if engine is not None else None
         in_flight, served = (shim.in_flight, shim.total_served) if shim is not None and told else (None, None)
         kv_use = engine.kv_use() if engine is not None else None
-        moves = (phase, shim, told, self.store_id, self.generation, self.incarnation, self.launch, self.gpu_ids)
-        counts = (in_flight, served, running, waiting, tokens, kv_use, self.probe_failures, self.warm, self.exit)
-        facts = (moves, counts, idle and self.idle_seen, self.weight_version)
+        idle = in_flight == running == waiting == 0 and self.idle_seen
+        facts = (
+            *(in_flight, running, waiting, tokens, served, kv_use, phase, shim, told, idle, self.generation),
+            *(self.incarnation, self.store_id, self.launch, self.gpu_ids, self.probe_failures, self.warm, self.exit),
+            self.weight_version,
+        )
         if facts == self._facts and self._last is not None:
             return self._last  # most engines are idle for long
         self._facts = facts
@@ -271,7 +273,7 @@ class ModelWorker:
             weight_version=self.weight_version,
             generation_tokens_total=tokens,
             probe_failures=self.probe_failures if self.warm else None,
-            engine_idle=idle and self.idle_seen,
+            engine_idle=idle,
         )
         return self._last
 

@@ -9,6 +9,7 @@ those that only inherit a backlog, are left out.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from controlplane.core.snapshot import LoadSample
 
@@ -17,8 +18,7 @@ LEAST_WINDOWS = 3
 _ITL_SOFT = 0.2  # the mean time between tokens decides for all between 0.8 and 1.2 times its target
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
+class Targets(NamedTuple):
     """Seconds."""
 
     ttft_s: float
@@ -59,6 +59,7 @@ def windows(samples: Sequence[LoadSample], width_s: float, now: float, warm_s: f
     """Whole windows that have ended by `now`, oldest first. They lie on multiples of the width, so that the same past
     is always cut in the same way. `samples`: oldest first."""
     found: list[Window] = []
+    teaches = (warm_s, targets)
     before: LoadSample | None = None
     begin, count, usual = 0, len(samples), 1
     while begin < count:
@@ -71,27 +72,29 @@ def windows(samples: Sequence[LoadSample], width_s: float, now: float, warm_s: f
         while end > begin + 1 and samples[end - 1].at >= end_at:
             end -= 1
         group = samples[begin:end]
-        found.append(_known_window(end_at, group, before, warm_s, targets))
+        found.append(_known_window(end_at, group, before, teaches))
         before, begin, usual = group[-1], end, end - begin
     return found
 
 
-_Made = tuple[Sequence[LoadSample], LoadSample | None, float, float, Targets, Window]
+_Teaches = tuple[float, Targets]  # how long an engine is cold, seconds, and what is to be met
+_Made = tuple[Sequence[LoadSample], LoadSample | None, _Teaches, Window]
 _MADE_KEPT = 32768
 _made: dict[int, _Made] = {}  # by the last sample's identity: a window that has ended is the same for ever
 
 
-def _known_window(
-    at: float, group: Sequence[LoadSample], before: LoadSample | None, warm_s: float, targets: Targets
-) -> Window:
+def _known_window(at: float, group: Sequence[LoadSample], before: LoadSample | None, teaches: _Teaches) -> Window:
     """`_window`, made once for the same samples. What it gives follows from its arguments alone."""
-    made = _made.get(id(group[-1]))
-    if made is not None and made[1] is before and made[0] == group and made[2:5] == (at, warm_s, targets):
-        return made[5]
-    window = _window(at, group, before, warm_s, targets)
+    last = group[-1]
+    made = _made.get(id(last))
+    if made is not None:
+        made_of, made_after, made_for, window = made
+        if made_after is before and made_of == group and made_for == teaches and window.at == at:
+            return window
+    window = _window(at, group, before, *teaches)
     if len(_made) >= _MADE_KEPT:
         _made.clear()
-    _made[id(group[-1])] = (group, before, at, warm_s, targets, window)
+    _made[id(last)] = (group, before, teaches, window)
     return window
 
 
@@ -214,36 +217,30 @@ def learn(past: Sequence[Window], *, by_rate: bool) -> Curve:
         return Curve()
     loads: list[float] = []
     shares: list[float] = []
-    for block in _falling(sorted(points)):
-        if loads and block.low > PROBE * loads[-1]:  # nothing was seen in between: not taken for good
+    for low, high, share, _ in _falling(sorted(points)):
+        if loads and low > PROBE * loads[-1]:  # nothing was seen in between: not taken for good
             loads.append(PROBE * loads[-1])
-            shares.append(block.share)
-        for load in dict.fromkeys((block.low, block.high)):
-            loads.append(load)
-            shares.append(block.share)
+            shares.append(share)
+        loads.append(low)
+        shares.append(share)
+        if high != low:
+            loads.append(high)
+            shares.append(share)
     return Curve(tuple(loads), tuple(shares), len(points))
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Neighbouring windows from `low` to `high` that share one value."""
-
-    low: float
-    high: float
-    share: float
-    weight: float
-
-
-def _falling(points: list[tuple[float, float, float]]) -> list[_Block]:
-    """Neighbours whose share rises are merged until none does (pool adjacent violators), and those of equal load, which
-    differ by rounding only."""
-    blocks: list[_Block] = []
-    for load, share, weight in points:
-        blocks.append(_Block(load, load, share, weight))
-        while len(blocks) > 1 and (blocks[-2].share <= blocks[-1].share or blocks[-2].high == blocks[-1].low):
-            a, b = blocks[-2:]
-            both = a.weight + b.weight
-            blocks[-2:] = [_Block(a.low, b.high, (a.share * a.weight + b.share * b.weight) / both, both)]
+def _falling(points: list[tuple[float, float, float]]) -> list[tuple[float, float, float, float]]:
+    """Blocks of neighbouring windows that share one value: (lowest load, highest load, share, weight). Neighbours whose
+    share rises are merged until none does (pool adjacent violators), and those of equal load, which differ by rounding
+    only."""
+    blocks: list[tuple[float, float, float, float]] = []
+    for load, met, requests in points:
+        low, share, weight = load, met, requests
+        while blocks and (blocks[-1][2] <= share or blocks[-1][1] == low):
+            low, _, share_below, weight_below = blocks.pop()
+            both = weight_below + weight
+            share, weight = (share_below * weight_below + share * weight) / both, both
+        blocks.append((low, load, share, weight))
     return blocks
 
 

@@ -71,7 +71,11 @@ def _register(draft: Draft, node_id: str, live: NodeLive) -> None:
         reason = "NOTICE" if noticed else "REGISTERED"
         node = _move(draft, node, state, "STOPPING" if live.stopping else reason)
         _say(draft, node, live.hello)
-    draft.put(_joined(dataclasses.replace(node, observed=live.hello)))
+    if node.observed != live.hello:
+        node = dataclasses.replace(node, observed=live.hello)
+    node = _joined(node)
+    if node is not draft.nodes.get(node_id):
+        draft.put(node)
 
 
 def _with_notice(draft: Draft, node: Node | None) -> Node | None:

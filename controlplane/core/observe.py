@@ -96,9 +96,10 @@ def fold(worker: Worker, report: WorkerReport) -> Worker:
         "start_phases_s": report.start_phases_s or seen.start_phases_s,
         "confinement": report.confinement or seen.confinement,
     }
-    if all(getattr(seen, name) == value for name, value in facts.items()):
-        return worker
-    return dataclasses.replace(worker, observed=dataclasses.replace(seen, **facts))
+    for name, value in facts.items():
+        if getattr(seen, name) != value:
+            return dataclasses.replace(worker, observed=dataclasses.replace(seen, **facts))
+    return worker
 
 
 def _observe_start(draft: Draft, worker: Worker, report: WorkerReport) -> None:

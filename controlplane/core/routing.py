@@ -73,8 +73,13 @@ def diff(old: RoutingTable, new: RoutingTable) -> RoutingDelta | None:
     return RoutingDelta(
         store_id=new.store_id,
         revision=new.revision,
-        pools=tuple(pool for name, pool in new.pools.items() if old.pools.get(name) != pool),
+        pools=tuple(pool for name, pool in new.pools.items() if _differ(old.pools.get(name), pool)),
         removed_pools=tuple(name for name in old.pools if name not in new.pools),
-        workers=tuple(worker for key, worker in new.workers.items() if old.workers.get(key) != worker),
+        workers=tuple(worker for key, worker in new.workers.items() if _differ(old.workers.get(key), worker)),
         removed_workers=tuple(key for key in old.workers if key not in new.workers),
     )
+
+
+def _differ(old: object, new: object) -> bool:
+    """Most entries are the very same ones: comparing those field by field is most of the work."""
+    return old is not new and old != new

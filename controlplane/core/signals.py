@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from controlplane.core.draft import report_of
 from controlplane.core.snapshot import LoadSample, NodeLive, RouterLive, Snapshot
 from springtide.model.enums import NodeState, State
 from springtide.model.node import Node
@@ -15,8 +14,10 @@ def fresh_report(snapshot: Snapshot, worker: Worker, now: float) -> WorkerReport
     live = snapshot.live.nodes.get(worker.intent.node_id)
     if live is None or now - live.last_heard_at > snapshot.timing.signal_max_age_s:
         return None
-    report = report_of(snapshot, worker)
-    return report if report is not None and report.incarnation == worker.observed.incarnation else None
+    report = live.reports.get(worker.worker_id)
+    if report is None or report.store_id != snapshot.store_id:
+        return None
+    return report if report.incarnation == worker.observed.incarnation else None
 
 
 def in_flight_of(snapshot: Snapshot, worker: Worker, now: float) -> int | None:
@@ -33,8 +34,13 @@ def live_routers(snapshot: Snapshot, now: float) -> list[RouterLive]:
 
 def total(values: list[int | None]) -> tuple[int | None, int]:
     """(sum, or None when a part is unknown; sum of what is known)."""
-    known = sum(value for value in values if value is not None)
-    return (None if any(value is None for value in values) else known), known
+    known, whole = 0, True
+    for value in values:
+        if value is None:
+            whole = False
+        else:
+            known += value
+    return (known if whole else None), known
 
 
 def waiting_of(snapshot: Snapshot, pool: str, now: float, *, rejected: bool = True) -> tuple[int | None, int]:
@@ -69,7 +75,15 @@ def node_end(node: Node, live: NodeLive | None) -> float | None:
 
 def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[str, Node], now: float) -> LoadSample:
     """The pool's load as it is known now. What runs on a leaving node is load; the worker there is not capacity."""
-    active = [worker for worker in workers if worker.state is State.ACTIVE]
+    active: list[Worker] = []
+    staying = starting = 0
+    for worker in workers:
+        state = worker.intent.state
+        if state is State.ACTIVE:
+            active.append(worker)
+            staying += not is_leaving(worker, nodes)
+        elif state is State.STARTING:
+            starting += not worker.intent.spare and not is_leaving(worker, nodes)
     reports = [fresh_report(snapshot, worker, now) for worker in active]
     in_flight, known_in_flight = total([None if report is None else report.in_flight for report in reports])
     waiting, known_waiting = waiting_of(snapshot, pool, now)
@@ -77,10 +91,8 @@ def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[
         at=now,
         in_flight=in_flight,
         waiting=waiting,
-        active=sum(1 for worker in active if not is_leaving(worker, nodes)),
-        starting=sum(
-            1 for w in workers if w.state is State.STARTING and not w.intent.spare and not is_leaving(w, nodes)
-        ),
+        active=staying,
+        starting=starting,
         at_least=known_in_flight + known_waiting,
         **_details(snapshot, pool, active, reports, now),
     )

@@ -46,8 +46,8 @@ class Hub:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Shows a committed snapshot. Wakes nodes whose desired workers changed, and routers at each new revision."""
-        steady = _same_records(self.snapshot, snapshot)
-        self.snapshot = snapshot
+        before, self.snapshot = self.snapshot, snapshot
+        steady = _same_records(before, snapshot)
         if not steady:
             self._by_node = _by_node(snapshot)
             self.awaits_acks = any(w.intent.phase is Phase.UNROUTING for w in snapshot.workers.values())
@@ -64,7 +64,10 @@ class Hub:
                 for wake in wakes:
                     wake.set()
         if (snapshot.store_id, snapshot.revision) != (self.table.store_id, self.table.revision):
-            self.table = routing_table(snapshot)
+            if steady and before.live.start_ups_s == snapshot.live.start_ups_s:  # a decision was written down, no more
+                self.table = dataclasses.replace(self.table, revision=snapshot.revision)
+            else:
+                self.table = routing_table(snapshot)
             for wake in self._router_wakes:
                 wake.set()
         for provisioner_id, wakes in self._provisioner_wakes.items():

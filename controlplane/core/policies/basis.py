@@ -43,6 +43,11 @@ def values(cls: type[Any], reader: Reader, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def as_settings(policy: Any, prefix: str = "") -> dict[str, object]:
+    """What `values` reads: every setting under its name, with defaults filled in."""
+    return {f"{prefix}{known.name}": getattr(policy, known.name) for known in dataclasses.fields(policy)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
     """Base of policies whose settings are all declared with `setting`. Times in seconds, capacity in requests."""
@@ -84,7 +89,7 @@ class Basis:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        return dataclasses.asdict(self)
+        return as_settings(self)
 
 
 def check_gap(reader: Reader, lower: str, low: float, upper: str, high: float) -> None:

@@ -11,14 +11,13 @@ what would have been enough for `predictive_share` of the requests of the look-b
 busy window counts for more than a quiet one), and never less than the trend.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from controlplane.core.forecast import Need, buckets, loads, peak, start_up_s, trend, weighted_quantile
-from controlplane.core.policies.basis import check_gap, setting, values
+from controlplane.core.policies.basis import as_settings, check_gap, setting, values
 from controlplane.core.policies.settings import Reader
 from controlplane.core.policies.wrapping import innermost, noted, raised
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
@@ -61,7 +60,7 @@ class Predictive:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        return {f"{PREFIX}{key}": value for key, value in dataclasses.asdict(self).items()}
+        return as_settings(self, PREFIX)
 
     def bound(self, inputs: PolicyInputs) -> PolicyInputs:
         return inputs

@@ -4,12 +4,11 @@ As `slo+role_ratio` it is a floor (or exact with `role_ratio_exact`) of one of t
 partner. Inside the tolerance nothing moves. Without a partner pool it changes nothing.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controlplane.core.policies.basis import setting, values
+from controlplane.core.policies.basis import as_settings, setting, values
 from controlplane.core.policies.settings import Reader
 from controlplane.core.policies.wrapping import noted, raised
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
@@ -33,7 +32,7 @@ class RoleRatio:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        return {f"{PREFIX}{key}": value for key, value in dataclasses.asdict(self).items()}
+        return as_settings(self, PREFIX)
 
     def bound(self, inputs: PolicyInputs) -> PolicyInputs:
         return inputs

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controlplane.core.forecast import start_up_s
-from controlplane.core.policies.basis import setting, values
+from controlplane.core.policies.basis import as_settings, setting, values
 from controlplane.core.policies.settings import Reader
 from controlplane.core.policies.wrapping import noted, raised
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
@@ -58,7 +58,7 @@ class Schedule:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        return {f"{PREFIX}{key}": value for key, value in dataclasses.asdict(self).items()}
+        return as_settings(self, PREFIX)
 
     def bound(self, inputs: PolicyInputs) -> PolicyInputs:
         least, most, _ = self._bounds(inputs)

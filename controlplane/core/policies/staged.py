@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from controlplane.core.policies.basis import setting, values
+from controlplane.core.policies.basis import as_settings, setting, values
 from controlplane.core.policies.settings import Reader
 from controlplane.core.policy import Policy, PolicyAnswer, PolicyInputs
 from controlplane.core.snapshot import LoadSample
@@ -60,7 +60,7 @@ class Staged:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        return {f"{PREFIX}{key}": value for key, value in dataclasses.asdict(self).items()}
+        return as_settings(self, PREFIX)
 
     def bound(self, inputs: PolicyInputs) -> PolicyInputs:
         return inputs
