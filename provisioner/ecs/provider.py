@@ -10,6 +10,7 @@ from provisioner.context import ProviderContext, agent_flags
 from provisioner.core.provider import CapabilitySet, GroupOrder, OutcomeUnknown, Phase, ProvidedNode, Refused
 from provisioner.core.room import missing_nodes, named, nodes_of_group
 from provisioner.core.sets import capability_set
+from provisioner.ecs.calls import BlockingCalls
 from provisioner.ecs.settings import EcsSettings
 from provisioner.ecs.tasks import newest_of_each, node_of, tags
 
@@ -21,13 +22,15 @@ _STARTED_BY_MAX = 36
 
 
 class EcsProvider:
-    """Implements provisioner.core.provider.Provider. `client`: boto3's, blocking; called in threads, one at a time."""
+    """Implements provisioner.core.provider.Provider. `client`: boto3's, blocking, with time-outs of its own; called in
+    threads, one at a time but for calls that were given up."""
 
     def __init__(self, settings: EcsSettings, context: ProviderContext, client: Any) -> None:
         self._settings = settings
         self._context = context
         self._client = client
         self._one = asyncio.Lock()
+        self._blocking = BlockingCalls()
 
     async def capability_sets(self) -> Sequence[CapabilitySet]:
         return [capability_set(self._settings, keep_nodes=self._settings.keep_nodes)]
@@ -59,6 +62,7 @@ class EcsProvider:
 
     async def close(self) -> None:
         """Tasks stay."""
+        self._blocking.close()
         self._client.close()
 
     # ------------------------------------------------------------ calls
@@ -163,7 +167,7 @@ class EcsProvider:
         import botocore.exceptions as boto
 
         try:
-            return await asyncio.to_thread(method, **arguments)
+            return await self._blocking.run(method, **arguments)
         except boto.ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
             code = error.response.get("Error", {}).get("Code", "")
