@@ -11,7 +11,18 @@ from typing import cast
 from springtide.dataplane.messages import Address, TcpAddress
 from springtide.dataplane.upstream import Sink, Upstream, UpstreamPool
 from springtide.link.connection import Link
-from springtide.link.frames import LINK_PATH, LINK_PROTOCOL, MAX_STREAM_ID, MAX_STREAMS
+from springtide.link.counts import Counts
+from springtide.link.frames import (
+    FLOOD,
+    LINK_PATH,
+    LINK_PROTOCOL,
+    LOST,
+    MALFORMED,
+    MAX_STREAM_ID,
+    MAX_STREAMS,
+    SILENT,
+    UNREAD,
+)
 from springtide.link.pace import Pace
 from springtide.link.stream import Stream
 
@@ -24,6 +35,8 @@ _PING_S = 2.0
 _PING_IDLE_S = 10.0
 _DOUBT_S = 1.5
 _IDLE_S = 60.0
+_LOOK_S = 0.2
+_DISTRUSTED = frozenset((FLOOD, MALFORMED, SILENT, UNREAD))
 DEAD_S = 20.0
 
 
@@ -52,7 +65,7 @@ class ClientLink(Link):
     """A link that opens streams."""
 
     def __init__(self, links: "Links", address: Address) -> None:
-        super().__init__(links.pace)
+        super().__init__(links.pace, links.counts, str(address))
         self.address = address
         self._links = links
         self._asked_s = 0.0  # how long it had been silent when it was asked whether it lives
@@ -61,12 +74,13 @@ class ClientLink(Link):
     @property
     def usable(self) -> bool:
         """False while new requests had better go another way."""
-        in_doubt = self._asked_s > 0 and self.silent_s - self._asked_s >= _DOUBT_S
+        in_doubt = (self._asked_s > 0 and self.silent_s - self._asked_s >= _DOUBT_S) or self.stalled_s >= _DOUBT_S
         return not self.going and not in_doubt and len(self.streams) < MAX_STREAMS
 
     def open(self, pool: UpstreamPool) -> Upstream:
         """A new stream as a connection of the pool."""
         self.last_id += 1
+        self.carried.opened += 1
         if self.last_id >= MAX_STREAM_ID:
             self.leave()
         stream = Stream(self, self.last_id)
@@ -76,19 +90,24 @@ class ClientLink(Link):
 
     def on_goaway(self, reason: str) -> None:
         super().on_goaway(reason)
+        if reason:  # it was not content
+            self._links.distrust(self.address)
         self._links.forget(self)
         self.loop.call_soon(self._close_if_done)
+
+    def lost(self, error: Exception, reason: str = LOST) -> None:
+        if reason in _DISTRUSTED:
+            self._links.distrust(self.address)
+        super().lost(error, reason)
 
     def on_lost(self) -> None:
         self._links.forget(self)
 
     def check(self, now: float) -> None:
         """Pings what is silent, ends what is dead, leaves what is idle."""
-        if self.heard(now):
+        if self.look(now, self._links.dead_s):
             self._asked_s = 0.0
-        elif self.silent_s >= self._links.dead_s:
-            log.warning("the link to %s has been silent for %.0f s", self.address, self.silent_s)
-            self.abort()
+        elif self.closed:
             return
         elif not self._asked_s and self.silent_s >= (_PING_S if self.streams else _PING_IDLE_S):
             self._asked_s = self.silent_s
@@ -139,15 +158,18 @@ def _accepts(head: bytes) -> bool:
 
 
 class Links:
-    """The links of one router by the shim's address. `dead_s`: how long one may be silent. Lives on one event loop."""
+    """The links of one router by the shim's address. `dead_s`: how long one may say or read nothing. Lives on one event
+    loop, and looks after its links as long as there are some."""
 
     def __init__(self, dead_s: float = DEAD_S) -> None:
         self.dead_s = dead_s
+        self.counts = Counts()
         self.pace = Pace(asyncio.get_running_loop(), 0.0)
         self._up: dict[Address, ClientLink] = {}
         self._leaving: set[ClientLink] = set()
         self._asking: dict[Address, asyncio.Task[None]] = {}
         self._refused: dict[Address, float] = {}
+        self._looking: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ for pools
 
@@ -178,10 +200,16 @@ class Links:
             self._leaving.add(link)
             link.leave()
 
-    def sweep(self, now: float) -> None:
-        """Looks after the links. `now` is the loop's clock."""
+    def _look(self) -> None:
+        self._looking = None
+        now = self.pace.loop.time()
         for link in (*self._up.values(), *self._leaving):
             link.check(now)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._looking is None and not self.empty:
+            self._looking = self.pace.loop.call_later(_LOOK_S, self._look)
 
     @property
     def empty(self) -> bool:
@@ -194,6 +222,9 @@ class Links:
             task.cancel()
         for link in (*self._up.values(), *self._leaving):
             link.abort()
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     # ------------------------------------------------------------ making them
 
@@ -209,15 +240,17 @@ class Links:
             head, rest = asking.data[:end], asking.data[end:]
             if not _accepts(head):
                 raise ConnectionError(f"the answer was {head.splitlines()[0]!r}")
+            if asking.transport.is_closing():
+                raise ConnectionError("it accepted and closed the connection")
             link = ClientLink(self, address)
             asking.transport.set_protocol(link)
             link.connection_made(asking.transport)
             self._up[address] = link
+            self._look_again()
             if rest:
                 link.data_received(rest)
         except (OSError, TimeoutError) as error:
-            # Whoever offers and then declines is not asked with every answer.
-            self._refused[address] = loop.time() + _REFUSED_FOR_S
+            self.distrust(address)
             log.info("no link to %s: %s", address, error)
             _drop(asking)
         except asyncio.CancelledError:
@@ -226,6 +259,10 @@ class Links:
         finally:
             if self._asking.get(address) is asyncio.current_task():
                 del self._asking[address]
+
+    def distrust(self, address: Address) -> None:
+        """Whoever offers and then declines, or does not keep to what was agreed, is not asked with every answer."""
+        self._refused[address] = self.pace.loop.time() + _REFUSED_FOR_S
 
     def forget(self, link: ClientLink) -> None:
         """A link takes no new streams any more."""

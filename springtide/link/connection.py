@@ -2,6 +2,8 @@
 
 One read is parsed to its end; each frame's bytes go straight to its stream. Nothing is made per token but its bytes.
 What is to be written is collected in `out`, and leaves when the `Pace` says so.
+
+A peer that reads nothing holds all streams back; for more than it may owe, or for longer than the dead, the link ends.
 """
 
 import asyncio
@@ -9,24 +11,34 @@ import logging
 from typing import cast
 
 from springtide.dataplane.upstream import set_nodelay
+from springtide.link.counts import Counts
 from springtide.link.frames import (
+    ABORTED,
+    ASIDE,
     CLOSE,
     CREDIT,
     CREDIT_BODY,
     DATA,
     EVENTS,
+    FLOOD,
     GOAWAY,
     HEAD,
     HEAD_BYTES,
     KIND_SHIFT,
+    LEFT,
     LENGTH_MASK,
+    LOST,
     MAX_EVENTS,
     MAX_PAYLOAD_BYTES,
     MAX_REASON_BYTES,
+    MAX_UNREAD_BYTES,
+    ORDERS,
     PING,
     PING_BYTES,
     PONG,
     RESET,
+    SILENT,
+    UNREAD,
     LinkError,
     frame,
 )
@@ -43,11 +55,15 @@ _EVENTS = EVENTS << KIND_SHIFT
 
 
 class Link(asyncio.Protocol):
-    """See the module. `silent_s`: how long nothing has come, counted by `check`; a stopped loop counts nothing."""
+    """See the module. `silent_s`: how long nothing has come, `stalled_s`: how long nothing could be written; counted by
+    `look`, a stopped loop counts nothing."""
 
     transport: asyncio.Transport
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, counts: Counts | None = None, name: str = "a peer") -> None:
+        self.name = name
+        self.counts = counts or Counts()
+        self.carried = self.counts.begin(self)
         self.pace = pace
         self.loop = pace.loop
         self.streams: dict[int, Stream] = {}
@@ -57,12 +73,16 @@ class Link(asyncio.Protocol):
         self.closed = False
         self.going = False  # no new streams
         self.waking = False  # the pace knows that there is something to write
-        self.silent_s = 0.0
+        self.silent_s = self.stalled_s = 0.0
         self.peer: object = None
         self._rest = b""
         self._heard = True
-        self._checked_at = 0.0
+        self._looked_at = 0.0
         self._pong = b""
+        self._orders = 0  # of the peer since the last look
+        self._controls = 0  # frames in `out` that have no payload of their own
+        self._unread = 0  # bytes of such frames since the connection last took everything
+        self._doomed = False  # ends in this pass of the loop
 
     # ------------------------------------------------------------ transport callbacks
 
@@ -73,11 +93,13 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = True
+        if self._doomed:
+            return
         if self._rest:
             data = self._rest + data
             self._rest = b""
         streams = self.streams
-        at, size = 0, len(data)
+        at, size, frames = 0, len(data), 0
         try:
             while size - at >= HEAD_BYTES and not self.closed:
                 number, word = _unpack(data, at)
@@ -89,6 +111,7 @@ class Link(asyncio.Protocol):
                 if end > size:
                     break
                 at = end
+                frames += 1
                 if 0 < word < _CONTROL:  # DATA; an empty one is no frame
                     stream = streams.get(number)
                     if stream is not None:
@@ -104,12 +127,19 @@ class Link(asyncio.Protocol):
                 else:
                     self._control(number, word >> KIND_SHIFT, data[start:end])
         except LinkError as error:
-            self.fail(str(error))
-            return
-        if at < size:
+            self.fail(str(error), error.reason)
+        carried = self.carried
+        carried.frames_in += frames
+        if at < size and not self.closed:
             self._rest = data[at:]
+            size = at  # the rest is counted when it is whole
+        carried.bytes_in += size
 
     def eof_received(self) -> bool:
+        # Not left to the transport, which would first try to write out what a peer that is gone does not read.
+        if not self.closed:
+            self.lost(ConnectionResetError("the other side closed the link"))
+            self.transport.abort()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -122,6 +152,10 @@ class Link(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.blocked = False
+        self.stalled_s = 0.0
+        self._unread = 0
+        if self._pong:
+            self.wake(True)
         for stream in list(self.streams.values()):
             stream.pump()
 
@@ -143,6 +177,9 @@ class Link(asyncio.Protocol):
 
     def _control(self, number: int, kind: int, payload: bytes) -> None:
         size = len(payload)
+        self._orders += ASIDE if kind in (PING, PONG, GOAWAY) else 1
+        if self._orders > ORDERS:
+            raise LinkError(f"too many frames in a short time, the last of kind {kind}", FLOOD)
         if kind in (CREDIT, CLOSE, RESET):
             if not 0 < number <= self.last_id or size != (CREDIT_BODY.size if kind == CREDIT else 0):
                 raise LinkError(f"a frame of kind {kind} with {size} bytes for stream {number}")
@@ -154,6 +191,8 @@ class Link(asyncio.Protocol):
             elif kind == CLOSE:
                 stream.closed()
             else:
+                if stream.untouched:
+                    self.carried.refused += 1
                 self.forget(stream)
                 stream.lost(ConnectionResetError("the other side gave the stream up"))
         elif number:
@@ -163,9 +202,11 @@ class Link(asyncio.Protocol):
                 raise LinkError(f"a ping of {size} bytes")
             if kind == PING:
                 self._pong = frame(PONG, 0, payload)  # one for however many came in this pass
-                self.wake(True)
+                if not self.blocked:
+                    self.wake(True)
         elif kind == GOAWAY:
-            self.on_goaway(payload[:MAX_REASON_BYTES].decode("utf-8", "replace"))
+            said = payload[:MAX_REASON_BYTES].decode("utf-8", "replace")
+            self.on_goaway("".join(c if c.isprintable() else "?" for c in said))
         else:
             raise LinkError(f"a frame of unknown kind {kind}")
 
@@ -173,15 +214,23 @@ class Link(asyncio.Protocol):
         """The peer takes no new streams."""
         self.going = True
         if reason:
-            log.warning("the other side ends a link: %s", reason)
+            self.tell("the other side ends it: " + reason)
 
     # ------------------------------------------------------------ writing
 
     def send(self, data: bytes) -> None:
         """A frame that is not DATA."""
-        if not self.closed:
-            self.out.append(data)
-            self.wake(True)
+        if self.closed or self._doomed:
+            return
+        self.out.append(data)
+        self._controls += 1
+        self._unread += len(data)
+        if self._unread > MAX_UNREAD_BYTES:
+            # Not here: streams and their users are in the middle of something.
+            self._doomed = self.going = True
+            why = f"it reads nothing: {self._unread} bytes of frames other than DATA wait for it"
+            self.loop.call_soon(self.fail, why, UNREAD)
+        self.wake(True)
 
     def wake(self, hurried: bool) -> None:
         """Something is to be written."""
@@ -196,13 +245,20 @@ class Link(asyncio.Protocol):
         self.waking = False
         if self.closed:
             return
-        if self._pong:
+        if self._pong and not self.blocked:
             self.out.append(self._pong)
+            self._controls += 1
             self._pong = b""
         if self.out:
             data = b"".join(self.out)
+            carried = self.carried
+            carried.bytes_out += len(data)
+            carried.frames_out += (len(self.out) + self._controls) // 2  # of DATA there are two pieces
             self.out.clear()
+            self._controls = 0
             self.transport.write(data)
+            if not self.blocked:
+                self._unread = 0
 
     # ------------------------------------------------------------ life
 
@@ -218,6 +274,7 @@ class Link(asyncio.Protocol):
             self.closed = True
             self.transport.close()
             self.loop.call_later(_LINGER_S, self.transport.abort)
+            self.counts.end(self, LEFT)
             self.on_lost()
 
     def leave(self, reason: str = "") -> None:
@@ -227,28 +284,35 @@ class Link(asyncio.Protocol):
             self.send(frame(GOAWAY, 0, reason.encode()[:MAX_REASON_BYTES]))
             self.loop.call_soon(self._close_if_done)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, why: str, reason: str) -> None:
         """Tells the peer why, and ends the link with all its streams."""
         if self.closed:
             return
-        log.warning("a link is ended: %s", reason)
-        self.out.append(frame(GOAWAY, 0, reason.encode()[:MAX_REASON_BYTES]))
+        self.tell("it is ended: " + why)
+        self.out.append(frame(GOAWAY, 0, why.encode()[:MAX_REASON_BYTES]))
+        self._controls += 1
         self.flush()
-        self.lost(ConnectionResetError(reason))
+        self.lost(ConnectionResetError(why), reason)
         self.transport.close()
         self.loop.call_later(_LINGER_S, self.transport.abort)
 
-    def abort(self) -> None:
+    def tell(self, what: str) -> None:
+        """Logs, not more often than anybody reads."""
+        if (left_out := self.counts.may_tell(self.loop.time())) is not None:
+            log.warning("link with %s: %s%s", self.name, what, f" ({left_out} more)" if left_out else "")
+
+    def abort(self, why: str = "the link was aborted", reason: str = ABORTED) -> None:
         """Ends the link at once."""
         if not self.closed:
-            self.lost(ConnectionResetError("the link was aborted"))
+            self.lost(ConnectionResetError(why), reason)
             self.transport.abort()
 
-    def lost(self, error: Exception) -> None:
+    def lost(self, error: Exception, reason: str = LOST) -> None:
         """The connection is no more: each stream ends as a connection of its own would."""
         if self.closed:
             return
         self.closed = self.going = True
+        self.counts.end(self, reason)
         self.out.clear()
         self._rest = b""
         self.on_lost()
@@ -260,16 +324,22 @@ class Link(asyncio.Protocol):
     def on_lost(self) -> None:
         """The link takes no part any more; its streams end right after this."""
 
-    def heard(self, now: float) -> bool:
-        """Counts silence; True where something came since the last look. `now` is the loop's clock."""
-        if self._heard:
-            self._heard, self.silent_s = False, 0.0
-            self._checked_at = now
-            return True
+    def look(self, now: float, dead_s: float) -> bool:
+        """Counts silence and stalling, and ends the link after `dead_s` of one of them. True where something came since
+        the last look. `now` is the loop's clock."""
         # However long the loop stood still, it has not listened for longer than between two looks.
-        self.silent_s += min(max(0.0, now - self._checked_at), 0.5)
-        self._checked_at = now
-        return False
+        passed_s = min(max(0.0, now - self._looked_at), 0.5)
+        self._looked_at = now
+        self._orders = 0
+        heard, self._heard = self._heard, False
+        self.silent_s = 0.0 if heard else self.silent_s + passed_s
+        self.stalled_s = self.stalled_s + passed_s if self.blocked else 0.0
+        for still_s, what, reason in ((self.silent_s, "said", SILENT), (self.stalled_s, "read", UNREAD)):
+            if still_s >= dead_s and not self.closed:
+                why = f"it has {what} nothing for {still_s:.0f} s"
+                self.tell(why)
+                self.abort(why, reason)
+        return heard
 
     def ping(self) -> None:
         """Asks whether the other side lives."""

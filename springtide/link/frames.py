@@ -34,9 +34,25 @@ CREDIT_BODY = Struct("!I")
 PING_BYTES = 8
 MAX_REASON_BYTES = 1024
 
+MAX_UNREAD_BYTES = 256 * 1024
+"""Of frames other than DATA that wait for a peer that reads nothing: some 30,000 of them."""
+ORDERS = 32 * 1024
+"""CREDIT, CLOSE and RESET that are taken between two looks at a link (0.2 s): four for each stream."""
+ASIDE = 128
+"""So many of them one PING, PONG or GOAWAY counts for: a peer sends one in two seconds."""
+
+LOST, LEFT, ABORTED = "lost", "left", "aborted"
+"""Why a link ended: by its connection; because one side has no use for it; with this process."""
+MALFORMED, FLOOD, UNREAD, SILENT = "malformed", "flood", "unread", "silent"
+"""And for what the peer did: no frames, more of them than anybody needs, read nothing, said nothing."""
+
 
 class LinkError(Exception):
-    """What came is no springtide-link/1; the link ends."""
+    """What came is no springtide-link/1, or too much of it; the link ends."""
+
+    def __init__(self, message: str, reason: str = MALFORMED) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def frame(kind: int, stream: int = 0, payload: bytes = b"") -> bytes:

@@ -74,10 +74,17 @@ class Stream:
         self._closing = False
         self._ending = False  # the peer closed, but what it sent still waits
 
+    @property
+    def untouched(self) -> bool:
+        """Nothing has come on it yet (or just a whole window)."""
+        return self._room == WINDOW_BYTES and not self._held
+
     # ------------------------------------------------------------ the link's side
 
     def take(self, payload: bytes) -> None:
         """A DATA frame. Raises LinkError."""
+        if self._ending:
+            raise LinkError(f"stream {self.id} goes on after its end")
         self._room -= len(payload)
         if self._room < 0:
             raise LinkError(f"stream {self.id} has more than its window")
@@ -173,7 +180,7 @@ class Stream:
         """Sends, in one piece with what other streams send in this pass of the loop."""
         size = len(data)
         link = self.link
-        if size > self._credit or size > MAX_PAYLOAD_BYTES or self._pending or self._closing or link.blocked:
+        if not 0 < size <= self._credit or size > MAX_PAYLOAD_BYTES or self._pending or self._closing or link.blocked:
             self._wait(data)
             return
         self._credit -= size

@@ -151,7 +151,7 @@ async def test_a_pass_of_the_loop_is_one_write() -> None:
 async def test_pings_are_answered_once_a_pass() -> None:
     """A flood of pings makes no flood of answers."""
     _, _, taking, wire = ends()
-    taking.data_received(frame(PING, 0, b"12345678") * 1000)
+    taking.data_received(frame(PING, 0, b"12345678") * 200)
     await asyncio.sleep(0)
     assert wire.take() == frame(PONG, 0, b"12345678")
 

@@ -138,6 +138,7 @@ async def test_a_killed_shim(start_shim: Start, short_dir: Path) -> None:  # noq
         os.kill(shim.process.pid, signal.SIGKILL)
         for payload, whole in map(dechunk, await asyncio.gather(*(one.rest() for one in clients))):
             assert (b"upstream_eof" in payload, whole) == (True, False)
+        await eventually(lambda: shim.process.poll() is not None)  # its listening socket ends after its connections
         async with client(w.port) as late:
             late.send(w.ask(1))
             assert (await late.answer())[0] == 502
