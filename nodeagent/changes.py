@@ -42,8 +42,11 @@ class ChangeFailed(Exception):
 class Life(Protocol):
     """What a change needs of the incarnation that it changes."""
 
-    entry: LedgerEntry
     warm: bool
+
+    @property
+    def entry(self) -> LedgerEntry:
+        """The ledger's entry as it is now."""
 
     def remember(self, **fields: Any) -> None:
         """Changes the ledger's entry, on the disk."""

@@ -7,48 +7,40 @@ a second). They only note facts and wake `Worker`, which is the one that acts.
 import asyncio
 import dataclasses
 import logging
-import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any
 
 from nodeagent.changes import ChangeFailed, Changes
 from nodeagent.core.health import Health
 from nodeagent.core.progress import Facts
 from nodeagent.core.start_phases import start_phases
-from nodeagent.deaths import engine_death, shim_death
+from nodeagent.deaths import engine_death
 from nodeagent.engines.adapter import EngineAdapter, EngineLoad, ReadyReason
 from nodeagent.engines.http import EngineHttp
 from nodeagent.engines.verbs import perform
+from nodeagent.kept_entry import KeptEntry
 from nodeagent.ledger import LedgerEntry
 from nodeagent.logtail import log_from, log_size, log_tail
 from nodeagent.release import kill_leftovers, memory_free
 from nodeagent.setup import NodeSetup
-from nodeagent.shim.launch import EXIT_NO_PORT
-from nodeagent.shim_client import ShimClient
 from nodeagent.spawn import spawn
+from nodeagent.watched_shim import ENDED, WatchedShim
 from springtide import processes
 from springtide.errors import FailedPrecondition, SpringtideError
 from springtide.model.enums import ReportedPhase, Want
 from springtide.model.worker import ExitInfo
-from springtide.telemetry import emit_span
-from springtide.telemetry.spans import AttributeValue
 from springtide.v1 import shim_pb2
 
 log = logging.getLogger(__name__)
 
-ENDED = shim_pb2.ENGINE_PROCESS_ENDED
 STARTING = shim_pb2.SHIM_ADMISSION_STARTING
 DRAINING = shim_pb2.SHIM_ADMISSION_DRAINING
-_LONG_POLL_S = 20.0
 _SHIM_LISTENS_S = 30.0
 _FIRST_POLL_S = 0.05
 _WARM_UP_S = 120.0
 _FIRST_ASK_S = 1.0
 _LAST_ASK_S = 120.0
 _DEATH_SHOWS_S = 2.0
-_QUIT_S = 5.0
-_STALE_S = 5.0
 _NO_REFUSALS = ("LEDGER_WRITE_FAILED", "PORTS_EXHAUSTED")  # the trouble is this node's, not the launch's
 _PROBE_TIMEOUT_S = 2.0
 _STOP_OVERDUE_S = 15.0
@@ -63,33 +55,40 @@ class StartFailed(Exception):
 
 
 class Incarnation:
-    """`entry` is kept current. `wake` is called at every change of a fact."""
+    """`shim`: its shim. `wake` is called at every change of a fact."""
 
     def __init__(self, setup: NodeSetup, entry: LedgerEntry, wake: Callable[[], None]) -> None:
         self._setup = setup
         self._wake = wake
-        self.entry = entry
+        self._kept = KeptEntry(setup, entry)
+        self.shim = WatchedShim(self._kept, setup.clock, self._noted, wake)
         self.phase = ReportedPhase.BOOTING
         self._slot_asked_at: float | None = None
         self._slot_given_at: float | None = None
-        self.status: shim_pb2.ShimStatus | None = None
-        self._noted_at = 0.0
         self._probe_soon = asyncio.Event()
         self.load: EngineLoad | None = None
         self._health = Health(setup.stall_timeout_s)
         self.warm = False
-        self.ended = False
+        self._ended = False
         self.failure: ExitInfo | None = None
         self.stopping = False
         self._stop_since: float | None = None
         self.killed = False
         self._watching = False
-        self._shim_lost = False
-        self._ports_exhausted = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._starter: asyncio.Task[None] | None = None
         self._changer: asyncio.Task[None] | None = None
         self.busy = ""  # "sleep", "wake" or "weights": under way
+
+    @property
+    def entry(self) -> LedgerEntry:
+        """The ledger's entry as it is now."""
+        return self._kept.entry
+
+    @property
+    def ended(self) -> bool:
+        """The engine is gone, or was never there."""
+        return self._ended or self.shim.ended
 
     # ------------------------------------------------------------ beginning
 
@@ -117,35 +116,35 @@ class Incarnation:
         except SpringtideError as error:
             self.failure = ExitInfo(reason=error.reason, message=str(error))
         except Exception as error:
-            log.exception("worker %s failed", self.entry.worker_id, extra=self._fields())
+            log.exception("worker %s failed", self.entry.worker_id, extra=self._kept.fields())
             self.failure = ExitInfo(reason="AGENT_ERROR", message=f"{type(error).__name__}: {error}")
-        if self.failure is not None and self.status is None and not self.entry.live:
-            self.ended = True
+        if self.failure is not None and self.shim.status is None and not self.entry.live:
+            self._ended = True
         self._wake()
 
     async def _start(self) -> None:
         asked_at = self._slot_asked_at = self._setup.clock.now()
         async with self._setup.start_slots.one():  # waiting for it is no failure here: the timeout begins after it
             started_at = self._slot_given_at = self._setup.clock.now()
-            log_begins = log_size(self.log_path)
+            log_begins = log_size(self._kept.log_path)
             try:
-                self.entry = spawn(self._setup, self.entry)
+                self._kept.entry = spawn(self._setup, self.entry)
             except SpringtideError as error:
                 reason = error.reason if error.reason in _NO_REFUSALS else "LAUNCH_REFUSED"
                 raise StartFailed(ExitInfo(reason=reason, message=str(error))) from None
             except OSError as error:
                 raise StartFailed(ExitInfo(reason="SPAWN_FAILED", message=f"cannot start a shim: {error}")) from None
             self._setup.metrics.starts.labels(self.entry.pool).inc()
-            self._save()
-            log.info("worker %s started", self.entry.worker_id, extra=self._fields())
-            self._note(await self._first_status(_SHIM_LISTENS_S))
+            self._kept.save()
+            log.info("worker %s started", self.entry.worker_id, extra=self._kept.fields())
+            self.shim.note(await self._first_status(_SHIM_LISTENS_S))
             self._watch()
-            self._span("springtide.worker.boot", started_at)
+            self.span("springtide.worker.boot", started_at)
             answered_at = self._setup.clock.now()
 
             async def measure(healthy_at: float) -> None:
                 warm_up_s = self._setup.clock.now() - healthy_at
-                text = await asyncio.to_thread(log_from, self.log_path, log_begins)
+                text = await asyncio.to_thread(log_from, self._kept.log_path, log_begins)
                 phases = start_phases(
                     slot_s=started_at - asked_at,
                     process_s=answered_at - started_at,
@@ -153,23 +152,21 @@ class Incarnation:
                     warm_up_s=warm_up_s,
                     log=text,
                 )
-                self._span("springtide.worker.start", asked_at, phases)
-                self.entry = dataclasses.replace(self.entry, start_phases=phases)
-                self._save()
+                self.span("springtide.worker.start", asked_at, phases)
+                self.remember(start_phases=phases)
 
             await self._become_ready(measure)
 
     async def _adopt(self) -> None:
         found = await self._first_status(self._setup.adopt_timeout_s)
         if (found.worker_id, found.incarnation) != (self.entry.worker_id, self.entry.incarnation):
-            self._shim_lost = self.ended = True
+            self.shim.lost = True
             return
         if self.entry.shim is None:
-            self.entry = dataclasses.replace(self.entry, shim=processes.identify(found.shim_pid))
-            self._save()
-        self._note(found)
+            self.remember(shim=processes.identify(found.shim_pid))
+        self.shim.note(found)
         self._watch()
-        log.info("worker %s adopted", self.entry.worker_id, extra=self._fields())
+        log.info("worker %s adopted", self.entry.worker_id, extra=self._kept.fields())
         if found.process == ENDED:
             return
         await self.changes().recover()
@@ -185,20 +182,10 @@ class Incarnation:
 
     async def _first_status(self, bound_s: float) -> shim_pb2.ShimStatus:
         """The shim's first answer. Its death, or no answer within the bound, ends this incarnation."""
-        client = self._client()
-        end = self._setup.clock.now() + bound_s
-        while True:
-            try:
-                return await client.status()
-            except SpringtideError as error:
-                if not self._shim_lives():
-                    break
-                if self._setup.clock.now() > end:
-                    log.error("worker %s: its shim is silent: %s", self.entry.worker_id, error, extra=self._fields())
-                    break
-            await asyncio.sleep(_FIRST_POLL_S)
-        self._shim_lost = self.ended = True
-        raise StartFailed(self._shim_death())
+        found = await self.shim.first_status(bound_s)
+        if found is None:
+            raise StartFailed(self.shim.death())
+        return found
 
     async def _become_ready(self, measure: Callable[[float], Awaitable[None]] | None = None) -> None:
         """Healthy, then one generated token. `measure` is told since when it was healthy."""
@@ -210,12 +197,12 @@ class Incarnation:
                 self.set_phase(ReportedPhase.LOADING)
                 await self._until_healthy()
                 loaded_at = self._setup.clock.now()
-                self._span("springtide.worker.load", begun_at)
+                self.span("springtide.worker.load", begun_at)
                 await self.changes().weights_at_start(self.entry.weight_wanted, self.entry.weight_source)
                 self.set_phase(ReportedPhase.WARMING)
                 model = launch.served_model_name or self.entry.pool
                 await self._warm_up(model, min(timeout_s, _WARM_UP_S))
-                self._span("springtide.worker.warm_up", loaded_at)
+                self.span("springtide.worker.warm_up", loaded_at)
         except TimeoutError:
             message = f"the engine was not ready within start_timeout_s = {timeout_s:g}"
             raise StartFailed(ExitInfo(reason="START_TIMEOUT", message=message)) from None
@@ -273,7 +260,9 @@ class Incarnation:
                 if not self.busy and not self.entry.released:
                     await self.changes().ask_capabilities()
             except Exception as error:  # noqa: BLE001 - a plug-in may know nothing of it; asked again before a sleep
-                log.info("worker %s: its verbs are not known: %s", self.entry.worker_id, error, extra=self._fields())
+                log.info(
+                    "worker %s: its verbs are not known: %s", self.entry.worker_id, error, extra=self._kept.fields()
+                )
             if not self.entry.verbs_known:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
@@ -313,8 +302,7 @@ class Incarnation:
 
     def remember(self, **fields: Any) -> None:
         """Changes the ledger's entry, on the disk."""
-        self.entry = dataclasses.replace(self.entry, **fields)
-        self._save()
+        self._kept.remember(**fields)
 
     async def _until_healthy(self) -> None:
         pause_s = _FIRST_POLL_S
@@ -327,27 +315,10 @@ class Incarnation:
     def _watch(self) -> None:
         if not self._watching:
             self._watching = True
-            self._task(self._watcher())
+            self._task(self.shim.watch())
             self._task(self._prober())
 
-    async def _watcher(self) -> None:
-        """The shim tells of every change at once; its own end shows as a broken connection."""
-        client = self._client()
-        while not self.ended:
-            try:
-                self._note(await client.status(self.status.version if self.status else 0, _LONG_POLL_S))
-            except SpringtideError:
-                if not self._shim_lives():
-                    self._shim_lost = self.ended = True
-                    self._wake()
-                    return
-                await asyncio.sleep(0.2)
-
-    def _note(self, status: shim_pb2.ShimStatus) -> None:
-        old, self.status = self.status, status
-        self._noted_at = self._setup.clock.now()
-        if status.process == ENDED:
-            self.ended = True
+    def _noted(self, old: shim_pb2.ShimStatus | None, status: shim_pb2.ShimStatus) -> None:
         if status.in_flight == 0 and status.admission == DRAINING and (old is None or old.in_flight):
             # A drain ends when the engine itself says that it is idle, and what it said before this does not count.
             self.load = None
@@ -366,13 +337,13 @@ class Incarnation:
             if self.warm and not self.stopping and not self.ended and not self.busy:
                 await self._probe()
             elif self.entry.released and not self.stopping and not self.ended:
-                await self._shim_silence()  # of a sleeping engine its process counts; a probe could wake or end it
+                await self.shim.silence()  # of a sleeping engine its process counts; a probe could wake or end it
 
     async def _probe(self) -> None:
         """Health of shim and engine, and load; nothing is generated. An engine that sleeps or is paused counts as
         failing, and so does one behind a shim that does not answer: no request reaches it."""
         engine = EngineHttp(self.entry.engine_endpoint, max(_PROBE_TIMEOUT_S, 2 * self._setup.probe_interval_s))
-        readiness, silence = await asyncio.gather(self._adapter().ready(engine), self._shim_silence())
+        readiness, silence = await asyncio.gather(self._adapter().ready(engine), self.shim.silence())
         before = (self.probe_failures, self.engine_idle)
         if self.busy or self.entry.released:
             return  # it was asked before it fell asleep
@@ -390,7 +361,7 @@ class Incarnation:
 
     def _judge(self, trouble: str, silence: str) -> None:
         """Counts a probe."""
-        status, load = self.status, self.load or EngineLoad()
+        status, load = self.shim.status, self.load or EngineLoad()
         facts = Facts(
             in_flight=status.in_flight if status is not None else 0,
             streams=status.streams if status is not None else 0,
@@ -405,15 +376,7 @@ class Incarnation:
         failure = self._health.judge(self._setup.clock.now(), facts, trouble, silence, held=held)
         if failure:
             self._setup.metrics.probe_failures.labels(self.entry.pool).inc()
-            log.warning("worker %s: %s", self.entry.worker_id, failure, extra=self._fields())
-
-    async def _shim_silence(self) -> str:
-        """Why the shim counts as silent; nothing while it answers."""
-        try:
-            self._note(await self._client().status())
-        except SpringtideError as error:
-            return f"its shim does not answer: {error}"
-        return ""
+            log.warning("worker %s: %s", self.entry.worker_id, failure, extra=self._kept.fields())
 
     @property
     def probe_failures(self) -> int:
@@ -428,31 +391,11 @@ class Incarnation:
         return (self._slot_given_at or self._setup.clock.now()) - self._slot_asked_at
 
     @property
-    def counts(self) -> shim_pb2.ShimStatus | None:
-        """The shim's status while it is fresh: what nobody has confirmed for a while is unknown."""
-        fresh = self._setup.clock.now() - self._noted_at < _STALE_S
-        return self.status if fresh and not self.ended else None
-
-    @property
     def engine_idle(self) -> bool:
         """The engine itself says that nothing runs or waits in it."""
         return self.load is not None and self.load.idle is True
 
-    async def refresh(self) -> None:
-        """Reads the shim's counts for a heartbeat; old ones stay if it does not answer."""
-        if self.status is not None and not self.ended:
-            try:
-                self._note(await self._client().status())
-            except SpringtideError as error:
-                log.debug("worker %s: %s", self.entry.worker_id, error)
-
     # ------------------------------------------------------------ orders
-
-    async def admit(
-        self, admission: "shim_pb2.ShimAdmission.ValueType", generation: int, max_in_flight: int, abort: bool
-    ) -> None:
-        """Sets the shim's admission. Raises SpringtideError when it does not answer."""
-        self._note(await self._client().admission(admission, generation, max_in_flight, abort))
 
     async def stop(self, grace_s: float) -> None:
         """Begins the engine's stop. May be called again with less grace. `ended` follows."""
@@ -463,30 +406,19 @@ class Incarnation:
         self._stop_since = self._stop_since or self._setup.clock.now()
         self.killed = self.killed or grace_s == 0.0
         if not self.entry.live:
-            self.ended = True
+            self._ended = True
             return
         self._watch()
         if first or grace_s == 0.0:
             self._task(self._escalate(grace_s + _STOP_OVERDUE_S))
-        try:
-            await self._client().stop(grace_s)
-        except SpringtideError as error:
-            log.warning("shim of worker %s takes no stop: %s", self.entry.worker_id, error, extra=self._fields())
-            if self.status is None:
-                self._kill_shim()
+        await self.shim.stop(grace_s)
 
     async def _escalate(self, after_s: float) -> None:
         """A shim that hangs is killed; its guard then kills the engine."""
         await asyncio.sleep(after_s)
         if not self.ended:
-            log.error("shim of worker %s does not stop; it is killed", self.entry.worker_id, extra=self._fields())
-            self._kill_shim()
-
-    def _kill_shim(self) -> None:
-        if self.entry.shim is not None:
-            processes.kill(self.entry.shim, signal.SIGKILL)
-        if not self._shim_lives():
-            self._shim_lost = self.ended = True
+            log.error("shim of worker %s does not stop; it is killed", self.entry.worker_id, extra=self._kept.fields())
+            self.shim.kill()
 
     # ------------------------------------------------------------ end
 
@@ -497,20 +429,19 @@ class Incarnation:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         begun_at = self._stop_since or self._setup.clock.now()
         exit_info = self.failure or (
-            self._shim_death() if self._shim_lost else engine_death(self.status, self.stopping)
+            self.shim.death() if self.shim.lost else engine_death(self.shim.status, self.stopping)
         )
         if self.entry.live:
-            await self._dismiss_shim()
-            await kill_leftovers(self._setup.marker, self.entry.worker_id, self._fields())
-            await memory_free(self._setup.memory, self.entry, self._fields(), self._setup.used_by_others)
-            self._span("springtide.worker.release", begun_at)
-        tail = log_tail(self.log_path) or log_tail(self.log_path.with_name("shim.log"))
+            await self.shim.dismiss()
+            await kill_leftovers(self._setup.marker, self.entry.worker_id, self._kept.fields())
+            await memory_free(self._setup.memory, self.entry, self._kept.fields(), self._setup.used_by_others)
+            self.span("springtide.worker.release", begun_at)
+        tail = log_tail(self._kept.log_path) or log_tail(self._kept.shim_log_path)
         exit_info = dataclasses.replace(exit_info, log_tail=exit_info.log_tail or tail)
         stopped = (self.stopping and self.failure is None) or self.entry.want is Want.STOP
         if not stopped:
             self._setup.metrics.ends.labels(self.entry.pool, exit_info.reason).inc()
-        self.entry = dataclasses.replace(
-            self.entry,
+        self.remember(
             live=False,
             shim=None,
             stopped=stopped,
@@ -519,43 +450,11 @@ class Incarnation:
             changing="",
             engine_paused_at=None,
         )
-        self._save()
-        fields = {**self._fields(), "reason": exit_info.reason}
+        fields = {**self._kept.fields(), "reason": exit_info.reason}
         log.info("worker %s ended: %s", self.entry.worker_id, exit_info.message, extra=fields)
         return exit_info
 
-    async def _dismiss_shim(self) -> None:
-        try:
-            await self._client().quit()
-        except SpringtideError:
-            pass
-        end = self._setup.clock.now() + _QUIT_S
-        while self._shim_lives():
-            if self._shim_lost or self._setup.clock.now() > end:
-                self._kill_shim()
-            await asyncio.sleep(0.02)
-
-    def _shim_death(self) -> ExitInfo:
-        return shim_death(self.entry.shim, self._ports_exhausted, self.log_path.with_name("shim.log"))
-
     # ------------------------------------------------------------ small parts
-
-    @property
-    def log_path(self) -> Path:
-        """The engine's log."""
-        return self._setup.ledger.folder(self.entry.worker_id) / "engine.log"
-
-    def _shim_lives(self) -> bool:
-        identity = self.entry.shim
-        if identity is None:
-            return False
-        code = processes.reap(identity.pid)
-        if code == EXIT_NO_PORT:
-            self._ports_exhausted = True
-        return processes.lives(identity)
-
-    def _client(self) -> ShimClient:
-        return ShimClient(self.entry.control_path)
 
     def _engine(self) -> EngineHttp:
         return EngineHttp(self.entry.engine_endpoint)
@@ -567,43 +466,15 @@ class Incarnation:
         self.phase = phase
         self._wake()
 
-    def _save(self) -> None:
-        """The ledger again, where losing the newest lines costs little: adoption finds the rest at the shim."""
-        try:
-            self._setup.ledger.write(self.entry)
-        except OSError as error:
-            log.error("the ledger of worker %s is behind: %s", self.entry.worker_id, error, extra=self._fields())
-
     def follow(self, store_id: str, generation: int, want: Want, traceparent: str) -> None:
         """Notes what is wanted now, so that a later agent knows it."""
-        self.entry = dataclasses.replace(
-            self.entry,
+        self.remember(
             store_id=store_id,
             generation=generation,
             want=want,
             traceparent=traceparent or self.entry.traceparent,
         )
-        self._save()
 
-    def span(self, name: str, start_s: float) -> None:
+    def span(self, name: str, start_s: float, phases: Mapping[str, float] | None = None) -> None:
         """A part of the worker's trace that ends now."""
-        self._span(name, start_s)
-
-    def _span(self, name: str, start_s: float, phases: Mapping[str, float] | None = None) -> None:
-        attributes: dict[str, AttributeValue] = {
-            "springtide.pool": self.entry.pool,
-            "springtide.worker": self.entry.worker_id,
-            "springtide.node": self._setup.node_id,
-            "springtide.incarnation": self.entry.incarnation,
-            **{f"springtide.start.{phase}_s": seconds for phase, seconds in (phases or {}).items()},
-        }
-        now = self._setup.clock.now()
-        emit_span(name, traceparent=self.entry.traceparent, start_s=start_s, end_s=now, attributes=attributes)
-
-    def _fields(self) -> dict[str, object]:
-        return {
-            "worker": self.entry.worker_id,
-            "pool": self.entry.pool,
-            "incarnation": self.entry.incarnation,
-            "traceparent": self.entry.traceparent,
-        }
+        self._kept.span(name, start_s, phases)

@@ -129,7 +129,7 @@ class Worker:
             return None if self._entry.live else 0
         if life.ended or not life.entry.live:
             return 0
-        return life.counts.in_flight if life.counts is not None else None
+        return life.shim.counts.in_flight if life.shim.counts is not None else None
 
     @property
     def drained(self) -> bool:
@@ -170,7 +170,7 @@ class Worker:
             return ReportedPhase.STOPPED if self._entry.stopped else ReportedPhase.FAILED
         if life.stopping or life.ended or life.failure is not None:
             return ReportedPhase.STOPPING
-        status = life.status
+        status = life.shim.status
         if life.busy:
             return ReportedPhase.DRAINING if life.busy == "sleep" else life.phase
         if life.entry.released:
@@ -186,8 +186,8 @@ class Worker:
     def report(self) -> WorkerReport:
         """Everything known of it."""
         entry, life = self.entry, self._life
-        status = life.status if life is not None and not life.ended else None
-        counts = life.counts if life is not None else None
+        status = life.shim.status if life is not None and not life.ended else None
+        counts = life.shim.counts if life is not None else None
         load = life.load if life is not None else None
         phase = self.phase
         return WorkerReport(
@@ -241,7 +241,7 @@ class Worker:
     async def refresh(self) -> None:
         """Reads the shim's counts."""
         if self._life is not None:
-            await self._life.refresh()
+            await self._life.shim.refresh()
 
     # ------------------------------------------------------------ acting
 
@@ -300,7 +300,7 @@ class Worker:
 
     async def _act(self, life: Incarnation) -> None:
         """One step from what is to what is wanted."""
-        target = self._target
+        target, status = self._target, life.shim.status
         if life.failure is not None:
             if not life.killed:
                 await life.stop(0.0)
@@ -308,9 +308,11 @@ class Worker:
             await self._stop(life, target)
         elif life.busy:
             return  # a change of the engine is under way, and wakes this when it is done
-        elif target is not None and life.status is not None:
+        elif status is None:
+            return  # nothing can be asked of it yet; its first word wakes this
+        elif target is not None:
             await self._serve(life, target)
-        elif life.warm and life.status is not None and life.status.admission == STARTING and _runs(life.entry.want):
+        elif life.warm and status.admission == STARTING and _runs(life.entry.want):
             # Adopted while it loaded, and no control plane has spoken yet: what was wanted last still is.
             await self._admit(life, self._own_order(life.entry.want))
 
@@ -345,7 +347,7 @@ class Worker:
         self, life: Incarnation, target: DesiredWorker, admission: "shim_pb2.ShimAdmission.ValueType"
     ) -> None:
         """The shim refuses new requests; with `abort_in_flight` it cuts those that run."""
-        status = life.status
+        status = life.shim.status
         closed = status is not None and status.admission in (STARTING if admission == PAUSED else admission, admission)
         want = Want.DRAIN if admission == DRAINING else Want.RUN
         if not closed or target.abort_in_flight:
@@ -361,7 +363,7 @@ class Worker:
         await life.stop(0.0 if kill else (life.entry.launch.stop_grace_s or 30.0))
 
     async def _admit(self, life: Incarnation, target: DesiredWorker) -> None:
-        status = life.status
+        status = life.shim.status
         assert status is not None
         admission = status.admission
         if target.want is Want.DRAIN:
@@ -377,7 +379,7 @@ class Worker:
         if admission == status.admission and target.generation <= status.generation and not abort and not bound:
             return
         try:
-            await life.admit(admission, max(target.generation, status.generation), bound, abort)
+            await life.shim.admit(admission, max(target.generation, status.generation), bound, abort)
         except Conflict as error:
             log.warning("worker %s: its shim refuses: %s", target.worker_id, error)
         except SpringtideError as error:
@@ -436,7 +438,7 @@ def _other_weights(life: Incarnation, target: DesiredWorker) -> bool:
 
 def _is_closed(life: Incarnation, admissions: "tuple[shim_pb2.ShimAdmission.ValueType, ...]") -> bool:
     """The shim admits nothing and nothing runs in it."""
-    status = life.status
+    status = life.shim.status
     return status is not None and status.admission in admissions and status.in_flight == 0
 
 
