@@ -45,6 +45,8 @@ class Stray(int):
     def __repr__(self) -> str:
         return f"{int(self)} ({self.command})"
 
+    __str__ = int.__repr__  # a path below /proc is made of it
+
 
 class Stack:
     """Control plane, one agent and one router in `folder`. Ports stay the same over restarts."""
@@ -233,12 +235,15 @@ class Stack:
 
         from prometheus_client.parser import text_string_to_metric_families
 
-        folder = {"controlplane": "cp", "nodeagent": "agent"}.get(process, process)
-        address = json.loads((self.folder / folder / f"{process}.json").read_text())["metrics"]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.metrics_address(process)}/metrics", timeout=10) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    def metrics_address(self, process: str) -> str:
+        """Where one of the three processes shows its metrics."""
+        folder = {"controlplane": "cp", "nodeagent": "agent"}.get(process, process)
+        return str(json.loads((self.folder / folder / f"{process}.json").read_text())["metrics"])
 
     def engine_pids(self, worker_id: str) -> dict[str, int]:
         """shim, guard and engine pids of a worker, from its folder."""
