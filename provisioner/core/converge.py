@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 MAX_CALLS = 16  # to the provider at the same time
+_LEAVING = (ProvidedPhase.ENDING, ProvidedPhase.ENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +163,22 @@ class _Look:
         wanted, group_id = order.group, order.group.group_id
         nodes = self.listed.get(group_id, [])
         group = self.book.groups.get(group_id, Group())
-        if nodes:
-            ended = all(node.phase in (ProvidedPhase.ENDING, ProvidedPhase.ENDED) for node in nodes)
-            if {node.node_id for node in nodes} - set(wanted.node_ids):
-                problem = f"group {group_id} is there with other nodes: {', '.join(n.node_id for n in nodes[:8])}"
-                self.answer(order.request_id, group_id, GroupStatus.WORKER_GROUP_TOO_MUCH, problem)
-            elif ended:
-                status, why = GroupStatus.WORKER_GROUP_SHUTDOWN, nodes[0].reason or "it has ended"
-                self.answer(order.request_id, group_id, status, why)
-            else:
-                self.answer(order.request_id, group_id, GroupStatus.SUCCESS)
+        there = {node.node_id for node in nodes}
+        if there - set(wanted.node_ids):
+            problem = f"group {group_id} is there with other nodes: {', '.join(n.node_id for n in nodes[:8])}"
+            self.answer(order.request_id, group_id, GroupStatus.WORKER_GROUP_TOO_MUCH, problem)
+            return
+        if nodes and all(node.phase in _LEAVING for node in nodes):
+            status, why = GroupStatus.WORKER_GROUP_SHUTDOWN, nodes[0].reason or "it has ended"
+            self.answer(order.request_id, group_id, status, why)
+            return
+        if there == set(wanted.node_ids) or any(node.phase in _LEAVING for node in nodes):
+            self.answer(order.request_id, group_id, GroupStatus.SUCCESS)
             return
         if may_exist(group, self.listing):
             self._answer_last(order.request_id, group_id, group)  # the next listing tells
             return
-        problem = self._why_not(wanted)
+        problem = self._why_not(wanted, there)  # part of a unit is there: the rest is started, too
         if problem:
             self.answer(order.request_id, group_id, GroupStatus.WORKER_GROUP_TOO_MUCH, problem)
         elif self._may_call(group, starting=True):
@@ -185,7 +187,7 @@ class _Look:
         else:
             self._answer_last(order.request_id, group_id, group)
 
-    def _why_not(self, wanted: GroupOrder) -> str:
+    def _why_not(self, wanted: GroupOrder, there: set[str]) -> str:
         found = self.sets.get(wanted.capability_set)
         if found is None:
             return f"there is no capability set {wanted.capability_set!r}; known: {', '.join(sorted(self.sets))}"
@@ -195,7 +197,7 @@ class _Look:
         if taken:
             return f"node {taken[0]} belongs to group {self.owners[taken[0]]}"
         used = self._used(found.name)
-        if used + len(wanted.node_ids) > found.max_nodes:
+        if used + len(set(wanted.node_ids) - there) > found.max_nodes:
             return f"{used} of at most {found.max_nodes} nodes of {found.name} are given"
         return ""
 

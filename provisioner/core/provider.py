@@ -17,7 +17,9 @@ __all__ = ["CapabilitySet", "GroupOrder", "OutcomeUnknown", "Phase", "ProvidedNo
 
 
 class Refused(Exception):
-    """The provider said no, for good or for now; nothing was started. `status` is one of GroupStatus's names."""
+    """The provider said no, for good or for now; nothing was started. Of a unit whose first nodes were started before,
+    these are listed: a repeated start finds them, and what is given up is stopped. `status` is one of GroupStatus's
+    names."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -36,7 +38,8 @@ class Provider(Protocol):
         """What can be had now. Called once per report; cheap or cached."""
 
     async def start(self, order: GroupOrder) -> None:
-        """Begins to give the group, or finds that it was begun before. Raises Refused or OutcomeUnknown."""
+        """Begins to give the group, or finds that it was begun before: of its nodes, those that are there are kept, and
+        those that are not are begun. Raises Refused or OutcomeUnknown."""
 
     async def stop(self, group_id: str, node_ids: Sequence[str]) -> None:
         """Begins to take the group back. Raises Refused(WORKER_GROUP_ID_NOT_FOUND) for one it does not have."""

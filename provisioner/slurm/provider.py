@@ -62,6 +62,7 @@ class SlurmProvider:
         self._submitted: dict[str, float] = {}  # job ids of ours that the newest listing cannot have
         self._ended_at: dict[str, float] = {}
         self._released: dict[str, float] = {}  # job ids that we cancelled
+        self._replaced: dict[str, float] = {}  # job ids that ended, and whose nodes were submitted again
         self._shut: dict[str, float] = {}  # groups that were shut down
 
     # ------------------------------------------------------------ the interface
@@ -84,16 +85,16 @@ class SlurmProvider:
             return self._settings.max_nodes
 
     async def start(self, order: GroupOrder) -> None:
-        """A job for each node that has none. Raises Refused, OutcomeUnknown."""
+        """A job for each node that has none that lives. Raises Refused, OutcomeUnknown."""
         named(order.group_id)
         if order.group_id in self._shut:
             raise Refused("WORKER_GROUP_SHUTDOWN", f"Group {order.group_id} was shut down before.")
         if order.capability_set not in ("", self._settings.name):
             raise Refused("WORKER_GROUP_TOO_MUCH", f"There is no capability set {order.capability_set!r} here.")
         async with self._submitting:
-            if self._never_listed or any(self._asked.at(node_id) is not None for node_id in order.node_ids):
+            if self._never_listed or any(self._is_doubtful(node_id) for node_id in order.node_ids):
                 await self._look()
-            missing = [node_id for node_id in order.node_ids if node_id not in self._jobs]
+            missing = [node_id for node_id in order.node_ids if not self._lives(node_id)]
             if not missing:
                 return
             if self._room() < len(missing):
@@ -104,6 +105,14 @@ class SlurmProvider:
                 raise Refused("WORKER_GROUP_TOO_MUCH", message)
             for node_id in missing:
                 await self._submit(order, node_id)
+
+    def _lives(self, node_id: str) -> bool:
+        job = self._jobs.get(node_id)
+        return job is not None and job.live
+
+    def _is_doubtful(self, node_id: str) -> bool:
+        """It was asked for without an answer, or its job has ended: it may be there all the same."""
+        return self._asked.at(node_id) is not None or (node_id in self._jobs and not self._lives(node_id))
 
     def _room(self) -> int:
         return self._settings.max_nodes - sum(job.live for job in self._jobs.values())
@@ -153,6 +162,9 @@ class SlurmProvider:
         if pause_s > 0:
             await asyncio.sleep(min(pause_s, self._settings.submit_interval_s))
         self._asked.put(node_id, self._clock())
+        before = self._jobs.pop(node_id, None)
+        if before is not None:  # it has ended: squeue goes on to show it, and it is the node no more
+            self._remember(self._replaced, before.job_id)
         name = mark(self._id, order.group_id, node_id)
         try:
             said = await commands.run(
@@ -165,6 +177,9 @@ class SlurmProvider:
             failure = commands.submission_error(error)
             if isinstance(failure, Refused):
                 self._asked.remove(node_id)
+                if before is not None:
+                    self._jobs[node_id] = before
+                    self._replaced.pop(before.job_id, None)
             raise failure from None
         finally:
             self._submitted_at = self._clock()
@@ -261,7 +276,7 @@ class SlurmProvider:
             began = self._clock()
             if self._listed_at is not None and 0 <= began - self._listed_at < max_age_s:
                 return
-            jobs = await self._squeue.jobs()
+            jobs = [job for job in await self._squeue.jobs() if job.job_id not in self._replaced or job.live]
             now = self._clock()
             chosen, doubles = newest_of_each(jobs)
             self._take(chosen, began, now)

@@ -1,7 +1,8 @@
 """sbatch, squeue and scancel for tests: their jobs are files in $FAKE_SLURM, and so are their faults.
 
 `faults.json` there: {"sbatch": {"hang_before": true}, ...}. Faults: hang_before and hang_after (its effect), exit
-([code, words]), says (stdout instead of the truth), wait_for (a file there), no_json (squeue).
+([code, words]), says (stdout instead of the truth), wait_for (a file there), no_json (squeue). `only`: calls with
+this in an argument.
 """
 
 import json
@@ -18,6 +19,8 @@ def main() -> int:
     faults = json.loads((FOLDER / "faults.json").read_text()).get(NAME, {})
     with (FOLDER / "calls").open("a") as calls:
         calls.write(json.dumps([NAME, *sys.argv[1:]]) + "\n")
+    if not any(faults.get("only", "") in argument for argument in sys.argv):
+        faults = {}
     if faults.get("hang_before"):
         time.sleep(600)
     while "wait_for" in faults and not (FOLDER / faults["wait_for"]).exists():

@@ -176,6 +176,51 @@ def test_a_refusal_is_answered_and_tried_again_after_a_pause() -> None:
     assert pauses == [1.0, 2.0, 4.0, 8.0]
 
 
+PAIR = start("g1", "a", "b", kind="pair")
+
+
+def part(node_id: str, phase: ProvidedPhase = RUNNING) -> ProvidedNode:
+    return ProvidedNode(node_id, "g1", "pair", phase)
+
+
+def test_the_rest_of_a_unit_is_started_too() -> None:
+    """CP15, PV1: half a unit is no success: what is there is kept, the rest is started, also by a new process."""
+    book, orders = Book(), Orders(start=(PAIR,))
+    found = decide(book, orders, listing(0.0, part("a")), SETS, 0.0)
+    assert [group.node_ids for group in found.starts] == [("a", "b")]
+    assert decide(book, orders, listing(0.5, part("a")), SETS, 0.5).starts == (), "one call at a time"
+    finished(book, "g1", Done(), 1.0)
+    assert decide(book, orders, listing(0.5, part("a")), SETS, 1.1).starts == (), "that look began before"
+    found = decide(book, orders, listing(2.0, part("a"), part("b", PENDING)), SETS, 2.0)
+    assert (found.starts, answers(found)) == ((), {"g1/start": GroupStatus.SUCCESS})
+
+
+def test_half_a_unit_whose_rest_is_refused_is_refused() -> None:
+    """CP15: so that the control plane gives the whole unit up; it is tried again after a pause while it is wanted."""
+    book, orders = Book(), Orders(start=(PAIR,))
+    assert decide(book, orders, listing(0.0), SETS, 0.0).starts
+    finished(book, "g1", No(GroupStatus.WORKER_GROUP_TOO_MUCH, "no job more"), 1.0)
+    found = decide(book, orders, listing(1.5, part("a")), SETS, 1.5)
+    assert (found.starts, answers(found)) == ((), {"g1/start": GroupStatus.WORKER_GROUP_TOO_MUCH})
+    assert found.wake_at is not None
+    assert decide(book, orders, listing(1.5, part("a")), SETS, found.wake_at).starts
+
+
+def test_a_unit_of_which_a_node_has_ended_is_not_filled_up() -> None:
+    """CP12: nodes of a unit go together: the rest is not started any more, and the control plane hears of the end."""
+    for phase in (ProvidedPhase.ENDING, ENDED):
+        assert decide(Book(), Orders(start=(PAIR,)), listing(0.0, part("a", phase)), SETS, 0.0).starts == ()
+
+
+def test_half_a_unit_at_the_cap_has_its_own_nodes_counted_once() -> None:
+    """PV1: four of four with the missing one; the cap stays."""
+    others = (ProvidedNode("c", "g2", "pair", RUNNING), ProvidedNode("d", "g2", "pair", RUNNING))
+    assert decide(Book(), Orders(start=(PAIR,)), listing(0.0, part("a"), *others), SETS, 0.0).starts
+    more = (*others, ProvidedNode("e", "g3", "pair", RUNNING))
+    found = decide(Book(), Orders(start=(PAIR,)), listing(0.0, part("a"), *more), SETS, 0.0)
+    assert (found.starts, answers(found)) == ((), {"g1/start": GroupStatus.WORKER_GROUP_TOO_MUCH})
+
+
 def test_calls_are_bounded() -> None:
     """Rule 10: so many at a time, the rest later."""
     sets = {"std": CapabilitySet("std", max_nodes=99)}

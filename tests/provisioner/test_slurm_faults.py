@@ -272,6 +272,73 @@ async def test_two_jobs_of_one_node_become_one(make: Any, slurm: FakeSlurm, cloc
     assert slurm.calls("scancel")[-1] == ["101"]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_unit_whose_second_job_is_refused_is_completed_by_the_next_start(
+    make: Any, slurm: FakeSlurm, clock: ManualClock, restarted: bool
+) -> None:
+    """CP15, PV7: the first node's job is found and kept, whoever starts again; the second one is submitted."""
+    slurm.faults(sbatch={"only": ":g-1:b", "exit": [1, "sbatch: error: Job violates accounting/QOS policy"]})
+    provider = make()
+    with pytest.raises(Refused, match="QOS policy"):
+        await provider.start(order("g-1", "a", "b"))
+    assert list(await listed(provider, clock)) == ["a"]
+    slurm.faults()
+    again = make() if restarted else provider
+    for _ in range(2):
+        await again.start(order("g-1", "a", "b"))
+    assert sorted(await listed(again, clock)) == ["a", "b"]
+    assert len(slurm.jobs()) == 2
+
+
+async def test_a_unit_whose_first_job_ended_meanwhile_is_submitted_again(
+    make: Any, slurm: FakeSlurm, clock: ManualClock
+) -> None:
+    """CP15, PV7: its first job ended while the second one was refused: a start that is repeated starts both nodes, and
+    the one that ended is not taken for the new one, which is the same node."""
+    slurm.faults(sbatch={"only": ":g-1:b", "exit": [1, "sbatch: error: Job violates accounting/QOS policy"]})
+    provider = make()
+    with pytest.raises(Refused):
+        await provider.start(order("g-1", "a", "b"))
+    slurm.change("101", job_state="FAILED")
+    assert (await listed(provider, clock))["a"].phase is Phase.ENDED
+    slurm.faults()
+    for _ in range(3):
+        await provider.start(order("g-1", "a", "b"))
+        await make().start(order("g-1", "a", "b"))
+    for found in (await listed(provider, clock), await listed(make(), clock)):
+        assert {key: (node.phase, node.reference) for key, node in found.items()} == {
+            "a": (Phase.PENDING, "102"),
+            "b": (Phase.PENDING, "103"),
+        }
+    assert len(slurm.jobs()) == 3
+
+
+async def test_a_second_submission_that_is_not_sure_is_looked_up(
+    make: Any, slurm: FakeSlurm, clock: ManualClock
+) -> None:
+    """PV7: the job that ended is not taken for the answer to whether the new one was submitted; a refused one leaves
+    the end as it was."""
+    provider = make()
+    await provider.start(order())
+    slurm.change("101", job_state="FAILED")
+    await listed(provider, clock)
+    slurm.faults(sbatch={"exit": [1, "sbatch: error: Job violates accounting/QOS policy"]})
+    with pytest.raises(Refused):
+        await provider.start(order())
+    assert (await listed(provider, clock))["g-1-n"].reference == "101"
+    slurm.faults(sbatch={"says": ""})
+    with pytest.raises(OutcomeUnknown):
+        await provider.start(order())
+    slurm.faults()
+    clock.advance(1.0)
+    with pytest.raises(OutcomeUnknown, match="shows in a moment"):
+        await provider.start(order())
+    assert len(slurm.jobs()) == 1
+    clock.advance(60.0)
+    await provider.start(order())
+    assert (await listed(provider, clock))["g-1-n"].reference == "102"
+
+
 async def test_stop_cancels_once_and_for_good(make: Any, slurm: FakeSlurm, clock: ManualClock) -> None:
     """CP15, PV4: NOT_FOUND, SHUTDOWN and NOT_SPECIFIED; an scancel that fails is not known; a repeat is no error."""
     provider = make()

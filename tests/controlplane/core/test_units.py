@@ -8,9 +8,10 @@ import pytest
 
 from controlplane.core.draft import Draft
 from controlplane.core.nodes.saga import follow_provisioners
-from springtide.model.enums import NodeState
+from springtide.model.enums import NodeState, State
 from springtide.model.node import Node, Provision
-from tests.controlplane.core.node_world import NodeWorld
+from springtide.model.provisioning import CapabilitySet
+from tests.controlplane.core.node_world import NodeWorld, provider
 
 LEAVING = (NodeState.RELEASING, NodeState.GONE)
 
@@ -90,3 +91,26 @@ def test_nodes_of_one_unit_go_together_and_no_other_goes(seed: int) -> None:
             expected = NodeState.GONE
         assert draft.nodes[node_id].state is expected, node_id
     assert not draft.was_full, "one plan was enough"
+
+
+def test_half_a_unit_is_given_back() -> None:
+    """CP12, PV1: the second node of a unit is refused: the first one does not stay behind alone, and the pool is served
+    by the next unit."""
+    kinds = (CapabilitySet("pair", gpus_per_node=1, max_nodes=4, nodes_per_unit=2),)
+    world = NodeWorld(provider(sets=kinds))
+    giver = world.providers["p1"]
+    world.add_pool(desired=2, min_workers=0)
+    world.set_intent("demo", manual_workers=2)
+    while not giver.hosts:
+        world.turn()
+    first, second = sorted(giver.hosts)
+    del giver.hosts[second]  # it never came
+    giver.refuses = True
+    world.turn(times=14)  # more than START_AGAIN_S
+    assert world.node_records[second].state is NodeState.GONE
+    assert "no capacity now" in next(e.message for e in world.events if e.target == second and e.action == "node_gone")
+    giver.refuses = False
+    world.turn(times=30)
+    assert first not in world.alive()
+    assert len(world.alive()) == 2
+    assert world.count(State.ACTIVE) == 2
