@@ -12,7 +12,9 @@ log = logging.getLogger(__name__)
 
 _SAME_IN_ALL = frozenset(("springtide_router_workers", "springtide_router_table_revision"))
 """Gauges of the table, which every process has."""
-_WORST = frozenset(("springtide_router_breaker_state",))
+_WORST = frozenset(("springtide_router_breaker_state", "springtide_router_table_age_seconds"))
+_ALL = frozenset(("springtide_router_connected",))
+"""1 where it is so in each process."""
 _TIMEOUT_S = 2.0
 
 
@@ -34,7 +36,8 @@ class Merged(Collector):
 
 
 def merged(texts: Iterable[str]) -> list[Metric]:
-    """Counters, histograms and loads are added; of what all have alike, the greatest."""
+    """Counters, histograms and loads are added; of what all have alike, the greatest; of what all should be, the
+    least."""
     families: dict[str, Metric] = {}
     found: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for text in texts:
@@ -49,6 +52,8 @@ def merged(texts: Iterable[str]) -> list[Metric]:
                 old = values.get(key)
                 if old is None:
                     values[key] = sample.value
+                elif family.name in _ALL:
+                    values[key] = min(old, sample.value)
                 else:
                     values[key] = max(old, sample.value) if greatest else old + sample.value
     for name, metric in families.items():

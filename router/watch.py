@@ -45,6 +45,9 @@ class Watch:
         rng: random.Random | None = None,
     ) -> None:
         self.connected = False
+        self.confirmed_at: float | None = None
+        """When the control plane last said something in a session that has its table: that what is routed by is so.
+        The loop's clock."""
         self._dispatcher = dispatcher
         self._address = address
         self._hello = pb.RouterHello(router_id=router_id, session_id=session_id, version=version)
@@ -52,7 +55,10 @@ class Watch:
         self._rng = rng or random.Random()
         self._urgent = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._confirms = False
+        self._loop = asyncio.get_running_loop()
         dispatcher.on_demand = self._urgent.set
+        dispatcher.metrics.follow(self)
 
     async def run(self) -> None:
         """Watches, with capped and jittered back-off between sessions."""
@@ -92,6 +98,7 @@ class Watch:
                 await self._read(call)
                 reporting.cancel()
         finally:
+            self._confirms = False
             call.cancel()
 
     async def _read(self, call: "Stream") -> None:
@@ -101,7 +108,9 @@ class Watch:
                 self._dispatcher.loads(loads_from_proto(message.loads))
             elif kind == "snapshot":
                 table = snapshot_from_proto(message.snapshot)
-                if self._dispatcher.snapshot(table) is Change.KEPT:
+                change = self._dispatcher.snapshot(table)
+                self._confirms = change is not Change.KEPT
+                if change is Change.KEPT:
                     log.warning("the control plane has an empty, foreign store: the last table stays in use")
                 self.connected = True
                 await self._applied(call, table.store_id, table.revision)
@@ -110,6 +119,8 @@ class Watch:
                 if self._dispatcher.delta(delta) is Change.FOREIGN:
                     raise ForeignDelta
                 await self._applied(call, delta.store_id, delta.revision)
+            if self._confirms:
+                self.confirmed_at = self._loop.time()
 
     async def _applied(self, call: "Stream", store_id: str, revision: int) -> None:
         """Acknowledges: from here on nothing is routed by an older table."""

@@ -137,3 +137,26 @@ async def test_the_first_routed_token_joins_the_workers_trace(monkeypatch) -> No
         await stream(c)
         assert [(s["name"], s["traceparent"]) for s in spans] == [("springtide.route.first_token", parent)]
         assert spans[0]["end_s"] >= spans[0]["start_s"] > 1e9  # type: ignore[operator]
+
+
+async def test_what_confirms_the_table() -> None:
+    """F13 F18: whatever the control plane says, but not one that has another table than the one in use."""
+    async with (
+        upstream(says(stream_of(1))) as up,
+        control_plane(table(worker("a", up.port))) as cp,
+        router(cp=cp.address) as r,
+    ):
+        watch = r.watch
+        assert watch is not None
+        await cp.acked(1)
+        await until(lambda: watch.confirmed_at is not None)
+        first = watch.confirmed_at
+        cp.loads(WorkerLoad("a", 1, 3))
+        await until(lambda: watch.confirmed_at != first)
+        cp.table = RoutingTable("another", 1)
+        cp.send(None)
+        await until(lambda: any(ack.store_id == "another" for ack in cp.acks))
+        kept = watch.confirmed_at
+        cp.loads(WorkerLoad("a", 1, 9))
+        await until(lambda: [seat.load for seat in r.dispatcher.admission.fleet.all()] == [9])
+        assert (watch.connected, watch.confirmed_at) == (True, kept)

@@ -162,6 +162,8 @@ def test_merged_metrics_are_those_of_one_router() -> None:
         Gauge("springtide_router_waiting", "Waiting.", ("pool",), registry=registry).labels("p").set(10 * part)
         Gauge("springtide_router_workers", "Workers.", ("pool",), registry=registry).labels("p").set(4)
         Gauge("springtide_router_breaker_state", "Breaker.", ("worker",), registry=registry).labels("a").set(part)
+        Gauge("springtide_router_connected", "Connected.", registry=registry).set(2 - part)
+        Gauge("springtide_router_table_age_seconds", "Age.", registry=registry).set(part)
         took = Histogram("springtide_router_waited_seconds", "Waited.", ("pool",), buckets=(1, 5), registry=registry)
         took.labels("p").observe(3)
         texts.append(generate_latest(registry).decode())
@@ -170,6 +172,7 @@ def test_merged_metrics_are_those_of_one_router() -> None:
     assert samples["springtide_router_waiting", (("pool", "p"),)] == 30
     assert samples["springtide_router_workers", (("pool", "p"),)] == 4
     assert samples["springtide_router_breaker_state", (("worker", "a"),)] == 2
+    assert (samples["springtide_router_connected", ()], samples["springtide_router_table_age_seconds", ()]) == (0, 2)
     assert samples["springtide_router_waited_seconds_count", (("pool", "p"),)] == 2
     assert samples["springtide_router_waited_seconds_bucket", (("le", "5.0"), ("pool", "p"))] == 2
     assert merged([]) == []
