@@ -7,7 +7,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from springtide.link.counts import Carried, Seen
+from springtide.link.exposed import LinkFamilies
 from springtide.model.worker import WorkerReport
+from springtide.v1 import shim_pb2
 
 
 class AgentMetrics:
@@ -16,6 +19,8 @@ class AgentMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.reports: tuple[WorkerReport, ...] = ()
+        self.links: dict[tuple[str, str], shim_pb2.LinkCounts] = {}
+        """Of the shims, by pool and worker."""
         counter = "springtide_agent_"
         self.starts = Counter(f"{counter}engine_starts", "Engine starts.", ["pool"], registry=self.registry)
         self.ends = Counter(
@@ -55,6 +60,22 @@ class _Workers(Collector):
                     family.add_metric([report.pool, report.worker_id], value)
         yield freed
         yield taken
+        links = LinkFamilies("springtide_agent_", ("pool", "worker"))
+        for labels, counts in self._metrics.links.items():
+            links.add(labels, _seen(counts))
+        yield from links
+
+
+def _seen(counts: shim_pb2.LinkCounts) -> Seen:
+    carried = Carried(
+        frames_in=counts.frames_in,
+        bytes_in=counts.bytes_in,
+        frames_out=counts.frames_out,
+        bytes_out=counts.bytes_out,
+        opened=counts.streams_opened,
+        refused=counts.streams_refused,
+    )
+    return Seen(counts.links, counts.streams, carried, dict(counts.ended))
 
 
 def _count(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:

@@ -144,6 +144,8 @@ class Node:
             if report.phase in _DEAD:
                 self._workers[report.worker_id].end_was_reported = True
         self._setup.metrics.reports = reports
+        known = ((worker.entry, worker.links) for _, worker in sorted(self._workers.items()))
+        self._setup.metrics.links = {(e.pool, e.worker_id): links for e, links in known if links is not None}
         return reports
 
     @property

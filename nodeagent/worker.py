@@ -183,6 +183,12 @@ class Worker:
             DRAINING: ReportedPhase.DRAINING,
         }.get(status.admission, ReportedPhase.WARMING)
 
+    @property
+    def links(self) -> shim_pb2.LinkCounts | None:
+        """What its shim's links with routers have carried. None: unknown."""
+        counts = self._life.shim.counts if self._life is not None else None
+        return counts.links if counts is not None and counts.HasField("links") else None
+
     def report(self) -> WorkerReport:
         """Everything known of it."""
         entry, life = self.entry, self._life

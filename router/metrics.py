@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -11,6 +12,8 @@ from prometheus_client.utils import floatToGoString
 
 from router.core.admission import Admission
 from router.core.breaker import BreakerState
+from springtide.link.counts import Seen
+from springtide.link.exposed import LinkFamilies
 
 _BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -129,6 +132,53 @@ class Metrics:
             registry=self.registry,
         )
         self.registry.register(_State(admission, clock))
+        self._clock = clock
+
+    def follow(self, contact: "Contact") -> None:
+        """Shows the contact with the control plane."""
+        self.registry.register(_Contact(contact, self._clock))
+
+    def links(self, seen: Callable[[], Seen]) -> None:
+        """Shows the links to shims."""
+        self.registry.register(_Links(seen))
+
+
+class Contact(Protocol):
+    """With the control plane."""
+
+    connected: bool
+    confirmed_at: float | None
+    """When it last said something that confirms the table in use; None: not yet in this life."""
+
+
+class _Contact(Collector):
+    """Read in the exporter's thread."""
+
+    def __init__(self, contact: Contact, clock: Callable[[], float]) -> None:
+        self._contact = contact
+        self._clock = clock
+
+    def collect(self) -> Iterable[Metric]:
+        connected = GaugeMetricFamily("springtide_router_connected", "1 while the control plane gives the table.")
+        connected.add_metric([], self._contact.connected)
+        told = "Since the control plane last confirmed the table that is routed by. Absent: not yet in this life."
+        age = GaugeMetricFamily("springtide_router_table_age_seconds", told)
+        confirmed_at = self._contact.confirmed_at
+        if confirmed_at is not None:
+            age.add_metric([], max(0.0, self._clock() - confirmed_at))
+        return [connected, age]
+
+
+class _Links(Collector):
+    """Read in the exporter's thread."""
+
+    def __init__(self, seen: Callable[[], Seen]) -> None:
+        self._seen = seen
+
+    def collect(self) -> Iterable[Metric]:
+        families = LinkFamilies("springtide_router_")
+        families.add((), self._seen())
+        return families
 
 
 class _State(Collector):

@@ -85,6 +85,8 @@ class Dispatcher:
         """Called when a pool's first request waits or is rejected."""
         self.links = Links(min(DEAD_S, timeouts.idle_timeout_s)) if link else None
         """One connection per worker for all its requests, where its shim offers it."""
+        if self.links is not None:
+            self.metrics.links(self.links.counts.seen)
         self.pools: list[UpstreamPool] = []
         """Connection pools of the fronts: idle connections to workers that left the table are closed in them."""
         self.watching: set[Callable[[], None]] = set()

@@ -68,8 +68,10 @@ class Shim:
         )
         self._engine = EngineProcess(launch, folder, self._engine_ended, self._engine_started)
         self._data = RelayServer(Front(self.state))
-        self._data.upgrades = LinkServer(self._data).upgrade
+        links = LinkServer(self._data)
+        self._data.upgrades = links.upgrade
         self.state.running = self._running
+        self.state.links = links.counts.seen
         self._control = Control(self.state, self._stop, self._abort, self._leaving.set)
         limits = Limits(max_connections=64, max_body_bytes=64 * 1024)
         self._control_server = RelayServer(self._control, limits)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from springtide.link.counts import Seen
 from springtide.v1 import shim_pb2
 
 STARTING = shim_pb2.SHIM_ADMISSION_STARTING
@@ -41,6 +42,7 @@ class ShimState:
     idle_since: float = 0.0
     relayed_bytes: int = 0  # of answers that have ended
     running: Callable[[], tuple[int, int]] = lambda: (0, 0)  # event streams that have begun, bytes of their answers
+    links: Callable[[], Seen] = Seen
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def changed(self) -> None:
@@ -95,9 +97,26 @@ class ShimState:
             idle_s=0.0 if self.in_flight else self.now() - self.idle_since,
             streams=streams,
             relayed_bytes=self.relayed_bytes + relayed_bytes,
+            links=link_counts(self.links()),
         )
         if self.exit_code is not None:
             status.exit_code = self.exit_code
         if self.exit_signal is not None:
             status.exit_signal = self.exit_signal
         return status
+
+
+def link_counts(seen: Seen) -> shim_pb2.LinkCounts:
+    """What the links have carried, as a message."""
+    carried = seen.carried
+    return shim_pb2.LinkCounts(
+        links=seen.links,
+        streams=seen.streams,
+        frames_in=carried.frames_in,
+        bytes_in=carried.bytes_in,
+        frames_out=carried.frames_out,
+        bytes_out=carried.bytes_out,
+        streams_opened=carried.opened,
+        streams_refused=carried.refused,
+        ended=seen.ended,
+    )

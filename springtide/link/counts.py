@@ -1,7 +1,7 @@
 """What the links of one side have carried: numbers that each link adds to, and sums for whoever asks, in any thread."""
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,17 @@ class Carried:
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
-_NAMES = tuple(field.name for field in fields(Carried))
+_NAMES = tuple(each.name for each in fields(Carried))
+
+
+@dataclass(slots=True)
+class Seen:
+    """What `Counts` had at one moment: links and streams that are open; ended links by reason."""
+
+    links: int = 0
+    streams: int = 0
+    carried: Carried = field(default_factory=Carried)
+    ended: dict[str, int] = field(default_factory=dict)
 
 
 class Counts:
@@ -59,24 +69,13 @@ class Counts:
                 self._past.add(carried)
                 self._ended[reason] += 1
 
-    def sum(self) -> Carried:
-        """All that was carried."""
-        total = Carried()
+    def seen(self) -> Seen:
+        """All at this moment."""
         with self._lock:
-            total.add(self._past)
-            for carried in self._open.values():
+            total = Carried()
+            for carried in (self._past, *self._open.values()):
                 total.add(carried)
-        return total
-
-    def open(self) -> tuple[int, int]:
-        """Links, and streams on them."""
-        with self._lock:
-            return len(self._open), sum(len(link.streams) for link in self._open)
-
-    def ended(self) -> dict[str, int]:
-        """Links by the reason of their end."""
-        with self._lock:
-            return dict(self._ended)
+            return Seen(len(self._open), sum(len(link.streams) for link in self._open), total, dict(self._ended))
 
     def may_tell(self, now: float) -> int | None:
         """None: too soon for another line in the log; else how many were left out since the last."""

@@ -24,27 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18springtide/v1/shim.proto\x12\rspringtide.v1\"\xc3\x04\n\nShimStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12/\n\tadmission\x18\x05 \x01(\x0e\x32\x1c.springtide.v1.ShimAdmission\x12-\n\x07process\x18\x06 \x01(\x0e\x32\x1c.springtide.v1.EngineProcess\x12\x11\n\tin_flight\x18\x07 \x01(\x03\x12\x14\n\x0ctotal_served\x18\x08 \x01(\x03\x12\x15\n\rmax_in_flight\x18\t \x01(\x05\x12\x0c\n\x04port\x18\n \x01(\x05\x12\x10\n\x08shim_pid\x18\x0b \x01(\x05\x12\x11\n\tguard_pid\x18\x0c \x01(\x05\x12\x16\n\texit_code\x18\r \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0b\x65xit_signal\x18\x0e \x01(\x05H\x01\x88\x01\x01\x12\x16\n\x0estop_requested\x18\x0f \x01(\x08\x12\x15\n\rrefused_total\x18\x10 \x01(\x03\x12\x15\n\raborted_total\x18\x11 \x01(\x03\x12\x19\n\x11\x63lient_gone_total\x18\x12 \x01(\x03\x12\x17\n\x0f\x65ngine_endpoint\x18\x13 \x01(\t\x12\x0e\n\x06idle_s\x18\x14 \x01(\x01\x12\x15\n\rrelayed_bytes\x18\x19 \x01(\x03\x12\x0f\n\x07streams\x18\x1a \x01(\x03\x12\x13\n\x0b\x63onfinement\x18\x1b \x01(\tB\x0c\n\n_exit_codeB\x0e\n\x0c_exit_signal\"\x83\x01\n\x0cSetAdmission\x12/\n\tadmission\x18\x01 \x01(\x0e\x32\x1c.springtide.v1.ShimAdmission\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x15\n\rmax_in_flight\x18\x03 \x01(\x05\x12\x17\n\x0f\x61\x62ort_in_flight\x18\x04 \x01(\x08\"\x1d\n\nStopEngine\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"\x8a\x03\n\nShimLaunch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04\x61rgv\x18\x04 \x03(\t\x12/\n\x03\x65nv\x18\x05 \x03(\x0b\x32\".springtide.v1.ShimLaunch.EnvEntry\x12\x17\n\x0f\x65ngine_endpoint\x18\x06 \x01(\t\x12\x13\n\x0blisten_host\x18\x07 \x01(\t\x12\x12\n\nport_first\x18\x08 \x01(\x05\x12\x11\n\tport_last\x18\t \x01(\x05\x12\x14\n\x0c\x63ontrol_path\x18\n \x01(\t\x12\x15\n\rmax_in_flight\x18\x0b \x01(\x05\x12\x14\n\x0cstop_grace_s\x18\x0c \x01(\x01\x12\x17\n\x0f\x65ngine_log_path\x18\r \x01(\t\x12\x0e\n\x06marker\x18\x0e \x01(\t\x12\x14\n\x0cruntime_file\x18\x0f \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x9d\x01\n\rShimAdmission\x12\x1e\n\x1aSHIM_ADMISSION_UNSPECIFIED\x10\x00\x12\x1b\n\x17SHIM_ADMISSION_STARTING\x10\x01\x12\x17\n\x13SHIM_ADMISSION_OPEN\x10\x02\x12\x19\n\x15SHIM_ADMISSION_PAUSED\x10\x03\x12\x1b\n\x17SHIM_ADMISSION_DRAINING\x10\x04*\x82\x01\n\rEngineProcess\x12\x1e\n\x1a\x45NGINE_PROCESS_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45NGINE_PROCESS_RUNNING\x10\x01\x12\x1b\n\x17\x45NGINE_PROCESS_STOPPING\x10\x02\x12\x18\n\x14\x45NGINE_PROCESS_ENDED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18springtide/v1/shim.proto\x12\rspringtide.v1\"\xed\x04\n\nShimStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12/\n\tadmission\x18\x05 \x01(\x0e\x32\x1c.springtide.v1.ShimAdmission\x12-\n\x07process\x18\x06 \x01(\x0e\x32\x1c.springtide.v1.EngineProcess\x12\x11\n\tin_flight\x18\x07 \x01(\x03\x12\x14\n\x0ctotal_served\x18\x08 \x01(\x03\x12\x15\n\rmax_in_flight\x18\t \x01(\x05\x12\x0c\n\x04port\x18\n \x01(\x05\x12\x10\n\x08shim_pid\x18\x0b \x01(\x05\x12\x11\n\tguard_pid\x18\x0c \x01(\x05\x12\x16\n\texit_code\x18\r \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0b\x65xit_signal\x18\x0e \x01(\x05H\x01\x88\x01\x01\x12\x16\n\x0estop_requested\x18\x0f \x01(\x08\x12\x15\n\rrefused_total\x18\x10 \x01(\x03\x12\x15\n\raborted_total\x18\x11 \x01(\x03\x12\x19\n\x11\x63lient_gone_total\x18\x12 \x01(\x03\x12\x17\n\x0f\x65ngine_endpoint\x18\x13 \x01(\t\x12\x0e\n\x06idle_s\x18\x14 \x01(\x01\x12\x15\n\rrelayed_bytes\x18\x19 \x01(\x03\x12\x0f\n\x07streams\x18\x1a \x01(\x03\x12\x13\n\x0b\x63onfinement\x18\x1b \x01(\t\x12(\n\x05links\x18\x1c \x01(\x0b\x32\x19.springtide.v1.LinkCountsB\x0c\n\n_exit_codeB\x0e\n\x0c_exit_signal\"\x8c\x02\n\nLinkCounts\x12\r\n\x05links\x18\x01 \x01(\x03\x12\x0f\n\x07streams\x18\x02 \x01(\x03\x12\x11\n\tframes_in\x18\x03 \x01(\x03\x12\x10\n\x08\x62ytes_in\x18\x04 \x01(\x03\x12\x12\n\nframes_out\x18\x05 \x01(\x03\x12\x11\n\tbytes_out\x18\x06 \x01(\x03\x12\x16\n\x0estreams_opened\x18\x07 \x01(\x03\x12\x17\n\x0fstreams_refused\x18\x08 \x01(\x03\x12\x33\n\x05\x65nded\x18\t \x03(\x0b\x32$.springtide.v1.LinkCounts.EndedEntry\x1a,\n\nEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x83\x01\n\x0cSetAdmission\x12/\n\tadmission\x18\x01 \x01(\x0e\x32\x1c.springtide.v1.ShimAdmission\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x15\n\rmax_in_flight\x18\x03 \x01(\x05\x12\x17\n\x0f\x61\x62ort_in_flight\x18\x04 \x01(\x08\"\x1d\n\nStopEngine\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"\x8a\x03\n\nShimLaunch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0c\n\x04\x61rgv\x18\x04 \x03(\t\x12/\n\x03\x65nv\x18\x05 \x03(\x0b\x32\".springtide.v1.ShimLaunch.EnvEntry\x12\x17\n\x0f\x65ngine_endpoint\x18\x06 \x01(\t\x12\x13\n\x0blisten_host\x18\x07 \x01(\t\x12\x12\n\nport_first\x18\x08 \x01(\x05\x12\x11\n\tport_last\x18\t \x01(\x05\x12\x14\n\x0c\x63ontrol_path\x18\n \x01(\t\x12\x15\n\rmax_in_flight\x18\x0b \x01(\x05\x12\x14\n\x0cstop_grace_s\x18\x0c \x01(\x01\x12\x17\n\x0f\x65ngine_log_path\x18\r \x01(\t\x12\x0e\n\x06marker\x18\x0e \x01(\t\x12\x14\n\x0cruntime_file\x18\x0f \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\x9d\x01\n\rShimAdmission\x12\x1e\n\x1aSHIM_ADMISSION_UNSPECIFIED\x10\x00\x12\x1b\n\x17SHIM_ADMISSION_STARTING\x10\x01\x12\x17\n\x13SHIM_ADMISSION_OPEN\x10\x02\x12\x19\n\x15SHIM_ADMISSION_PAUSED\x10\x03\x12\x1b\n\x17SHIM_ADMISSION_DRAINING\x10\x04*\x82\x01\n\rEngineProcess\x12\x1e\n\x1a\x45NGINE_PROCESS_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45NGINE_PROCESS_RUNNING\x10\x01\x12\x1b\n\x17\x45NGINE_PROCESS_STOPPING\x10\x02\x12\x18\n\x14\x45NGINE_PROCESS_ENDED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'springtide.v1.shim_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LINKCOUNTS_ENDEDENTRY']._loaded_options = None
+  _globals['_LINKCOUNTS_ENDEDENTRY']._serialized_options = b'8\001'
   _globals['_SHIMLAUNCH_ENVENTRY']._loaded_options = None
   _globals['_SHIMLAUNCH_ENVENTRY']._serialized_options = b'8\001'
-  _globals['_SHIMADMISSION']._serialized_start=1188
-  _globals['_SHIMADMISSION']._serialized_end=1345
-  _globals['_ENGINEPROCESS']._serialized_start=1348
-  _globals['_ENGINEPROCESS']._serialized_end=1478
+  _globals['_SHIMADMISSION']._serialized_start=1501
+  _globals['_SHIMADMISSION']._serialized_end=1658
+  _globals['_ENGINEPROCESS']._serialized_start=1661
+  _globals['_ENGINEPROCESS']._serialized_end=1791
   _globals['_SHIMSTATUS']._serialized_start=44
-  _globals['_SHIMSTATUS']._serialized_end=623
-  _globals['_SETADMISSION']._serialized_start=626
-  _globals['_SETADMISSION']._serialized_end=757
-  _globals['_STOPENGINE']._serialized_start=759
-  _globals['_STOPENGINE']._serialized_end=788
-  _globals['_SHIMLAUNCH']._serialized_start=791
-  _globals['_SHIMLAUNCH']._serialized_end=1185
-  _globals['_SHIMLAUNCH_ENVENTRY']._serialized_start=1143
-  _globals['_SHIMLAUNCH_ENVENTRY']._serialized_end=1185
+  _globals['_SHIMSTATUS']._serialized_end=665
+  _globals['_LINKCOUNTS']._serialized_start=668
+  _globals['_LINKCOUNTS']._serialized_end=936
+  _globals['_LINKCOUNTS_ENDEDENTRY']._serialized_start=892
+  _globals['_LINKCOUNTS_ENDEDENTRY']._serialized_end=936
+  _globals['_SETADMISSION']._serialized_start=939
+  _globals['_SETADMISSION']._serialized_end=1070
+  _globals['_STOPENGINE']._serialized_start=1072
+  _globals['_STOPENGINE']._serialized_end=1101
+  _globals['_SHIMLAUNCH']._serialized_start=1104
+  _globals['_SHIMLAUNCH']._serialized_end=1498
+  _globals['_SHIMLAUNCH_ENVENTRY']._serialized_start=1456
+  _globals['_SHIMLAUNCH_ENVENTRY']._serialized_end=1498
 # @@protoc_insertion_point(module_scope)

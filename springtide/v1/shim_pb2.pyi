@@ -100,6 +100,7 @@ class ShimStatus(_message.Message):
     RELAYED_BYTES_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     CONFINEMENT_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with every change of admission or process; in-flight alone does not change it."""
     worker_id: _builtins.str
@@ -136,6 +137,10 @@ class ShimStatus(_message.Message):
     """Requests in flight whose event stream has begun."""
     confinement: _builtins.str
     """What ends all of the engine's processes: "cgroup" or "guard". Empty: it has not started yet."""
+    @_builtins.property
+    def links(self) -> Global___LinkCounts:
+        """Absent: a shim that does not count them."""
+
     def __init__(
         self,
         *,
@@ -162,10 +167,11 @@ class ShimStatus(_message.Message):
         relayed_bytes: _builtins.int = ...,
         streams: _builtins.int = ...,
         confinement: _builtins.str = ...,
+        links: Global___LinkCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_exit_signal", b"_exit_signal", "exit_code", b"exit_code", "exit_signal", b"exit_signal"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_exit_signal", b"_exit_signal", "exit_code", b"exit_code", "exit_signal", b"exit_signal", "links", b"links"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_exit_signal", b"_exit_signal", "aborted_total", b"aborted_total", "admission", b"admission", "client_gone_total", b"client_gone_total", "confinement", b"confinement", "engine_endpoint", b"engine_endpoint", "exit_code", b"exit_code", "exit_signal", b"exit_signal", "generation", b"generation", "guard_pid", b"guard_pid", "idle_s", b"idle_s", "in_flight", b"in_flight", "incarnation", b"incarnation", "max_in_flight", b"max_in_flight", "port", b"port", "process", b"process", "refused_total", b"refused_total", "relayed_bytes", b"relayed_bytes", "shim_pid", b"shim_pid", "stop_requested", b"stop_requested", "streams", b"streams", "total_served", b"total_served", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_exit_signal", b"_exit_signal", "aborted_total", b"aborted_total", "admission", b"admission", "client_gone_total", b"client_gone_total", "confinement", b"confinement", "engine_endpoint", b"engine_endpoint", "exit_code", b"exit_code", "exit_signal", b"exit_signal", "generation", b"generation", "guard_pid", b"guard_pid", "idle_s", b"idle_s", "in_flight", b"in_flight", "incarnation", b"incarnation", "links", b"links", "max_in_flight", b"max_in_flight", "port", b"port", "process", b"process", "refused_total", b"refused_total", "relayed_bytes", b"relayed_bytes", "shim_pid", b"shim_pid", "stop_requested", b"stop_requested", "streams", b"streams", "total_served", b"total_served", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
@@ -177,6 +183,76 @@ class ShimStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exit_signal) -> _WhichOneofReturnType__exit_signal | None: ...
 
 Global___ShimStatus: _TypeAlias = ShimStatus  # noqa: Y015
+
+@_typing.final
+class LinkCounts(_message.Message):
+    """What the links of a shim with its routers have carried since it began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EndedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LINKS_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    FRAMES_IN_FIELD_NUMBER: _builtins.int
+    BYTES_IN_FIELD_NUMBER: _builtins.int
+    FRAMES_OUT_FIELD_NUMBER: _builtins.int
+    BYTES_OUT_FIELD_NUMBER: _builtins.int
+    STREAMS_OPENED_FIELD_NUMBER: _builtins.int
+    STREAMS_REFUSED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    links: _builtins.int
+    """Open now."""
+    streams: _builtins.int
+    """Open on them now."""
+    frames_in: _builtins.int
+    bytes_in: _builtins.int
+    frames_out: _builtins.int
+    bytes_out: _builtins.int
+    streams_opened: _builtins.int
+    streams_refused: _builtins.int
+    @_builtins.property
+    def ended(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Links by the reason of their end: lost, left, aborted, malformed, flood, unread, silent."""
+
+    def __init__(
+        self,
+        *,
+        links: _builtins.int = ...,
+        streams: _builtins.int = ...,
+        frames_in: _builtins.int = ...,
+        bytes_in: _builtins.int = ...,
+        frames_out: _builtins.int = ...,
+        bytes_out: _builtins.int = ...,
+        streams_opened: _builtins.int = ...,
+        streams_refused: _builtins.int = ...,
+        ended: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "ended", b"ended", "frames_in", b"frames_in", "frames_out", b"frames_out", "links", b"links", "streams", b"streams", "streams_opened", b"streams_opened", "streams_refused", b"streams_refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkCounts: _TypeAlias = LinkCounts  # noqa: Y015
 
 @_typing.final
 class SetAdmission(_message.Message):

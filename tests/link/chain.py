@@ -29,6 +29,8 @@ class Chain:
     """Of the router's attempts."""
     ended: list[Outcome]
     """Of the shim's."""
+    links_behind: LinkServer
+    """The shim's."""
     over_link: list[bool] = field(default_factory=list)
     """Of each request at the shim: whether it came over the link."""
 
@@ -71,8 +73,9 @@ async def chain(
 
     behind = Recorder(direct)
     async with relay(behind) as (shim, shim_port):
+        links_behind = LinkServer(shim)
         if offers:
-            shim.upgrades = LinkServer(shim).upgrade
+            shim.upgrades = links_behind.upgrade
         address = TcpAddress("127.0.0.1", shim_port)
         links = Links(dead_s)
         before = Recorder(lambda request: route(address), retry)
@@ -80,6 +83,7 @@ async def chain(
             if asks:
                 router.pool.links = links
             try:
-                yield Chain(router, port, links, shim, address, engine, before.outcomes, behind.outcomes, over_link)
+                outcomes = before.outcomes, behind.outcomes
+                yield Chain(router, port, links, shim, address, engine, *outcomes, links_behind, over_link)
             finally:
                 links.close()

@@ -67,7 +67,7 @@ async def test_frames_other_than_data_for_a_peer_that_reads_nothing() -> None:
     assert len(wire.sent) <= MAX_UNREAD_BYTES + 200
     assert b"reads nothing" in wire.take()
     assert [far.lost[0].args for _, far in made] == [made[0][1].lost[0].args] * 2  # type: ignore[union-attr]
-    assert opening.counts.ended() == {UNREAD: 1}
+    assert opening.counts.seen().ended == {UNREAD: 1}
 
 
 async def test_a_connection_that_takes_everything_again_owes_nothing() -> None:
@@ -127,7 +127,7 @@ async def test_more_frames_than_anybody_needs(one: bytes, many: int) -> None:
     taking.data_received(one * (many // 2))
     assert taking.closed
     assert b"too many frames" in wire.take()
-    assert taking.counts.ended() == {FLOOD: 1}
+    assert taking.counts.seen().ended == {FLOOD: 1}
 
 
 async def test_windows_one_byte_wide() -> None:
@@ -141,7 +141,7 @@ async def test_windows_one_byte_wide() -> None:
         opening.data_received(frame(CREDIT, 1, CREDIT_1) * 1000)
         await asyncio.sleep(0)
         assert len(wire.take()) <= 1000 * (HEAD_BYTES + 1) + 200
-    assert opening.counts.ended() == {FLOOD: 1}
+    assert opening.counts.seen().ended == {FLOOD: 1}
     assert far.lost
 
 
@@ -155,7 +155,7 @@ async def test_a_peer_that_takes_nothing_for_long_is_gone() -> None:
         opening.look(at / 5, 15.0)
         if opening.closed:
             break
-    assert opening.counts.ended() == {UNREAD: 1}
+    assert opening.counts.seen().ended == {UNREAD: 1}
     assert far.lost
 
 
@@ -168,7 +168,7 @@ async def test_a_half_closed_link_is_closed() -> None:
     assert opening.eof_received() is False
     assert (opening.closed, wire.closed) == (True, True)
     assert far.lost
-    assert opening.counts.ended() == {LOST: 1}
+    assert opening.counts.seen().ended == {LOST: 1}
 
 
 async def test_a_stream_ends_once() -> None:
@@ -290,13 +290,13 @@ async def test_a_router_that_opens_streams_and_reads_nothing(monkeypatch: pytest
                 if link.closed:
                     break
             await until(lambda: link.closed)
-            assert s.links.counts.ended() == {UNREAD: 1}
+            assert s.links.counts.seen().ended == {UNREAD: 1}
             await until(lambda: not s.server.exchanges)
-        assert s.links.counts.sum().refused <= MAX_UNREAD_BYTES // HEAD_BYTES + 30_000  # and one read
+        assert s.links.counts.seen().carried.refused <= MAX_UNREAD_BYTES // HEAD_BYTES + 30_000  # and one read
         async with client(s.port) as one:
             one.send(post("/none"))
             assert b"404" in await one.head()
-    assert s.links.counts.open() == (0, 0)
+    assert s.links.counts.seen().links == 0
 
 
 async def test_a_router_that_reads_nothing_for_long() -> None:
@@ -310,7 +310,7 @@ async def test_a_router_that_reads_nothing_for_long() -> None:
                 if link.closed:
                     break
                 await asyncio.sleep(0.05)
-            assert s.links.counts.ended() == {UNREAD: 1}
+            assert s.links.counts.seen().ended == {UNREAD: 1}
         await until(lambda: not s.server.exchanges)
 
 
@@ -344,8 +344,8 @@ async def test_a_router_that_pings_as_fast_as_it_can() -> None:
         assert b"too many frames" in await peer.rest()
         await quiet.send(frame(DATA, 1, b"GET /none HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
         await until(lambda: s.asked)
-        assert s.links.counts.ended() == {FLOOD: 1}
-        assert s.links.counts.open()[0] == 1
+        assert s.links.counts.seen().ended == {FLOOD: 1}
+        assert s.links.counts.seen().links == 1
 
 
 async def test_a_link_that_nobody_uses_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ async def test_a_link_that_nobody_uses_is_left(monkeypatch: pytest.MonkeyPatch) 
         await peer.send(frame(PING, 0, bytes(8)))
         got = await peer.rest()
         assert got.endswith(frame(GOAWAY))
-        assert s.links.counts.ended() == {"left": 1}
+        assert s.links.counts.seen().ended == {"left": 1}
 
 
 # ---------------------------------------------------------------- a hostile shim
@@ -471,7 +471,7 @@ async def test_a_shim_that_takes_no_cancellations(monkeypatch: pytest.MonkeyPatc
         await until(lambda: link.closed)
         for one in staying:
             assert (await ended(one)).endswith(ANSWERS)
-        assert r.links.counts.ended() == {UNREAD: 1}
+        assert r.links.counts.seen().ended == {UNREAD: 1}
 
 
 async def test_a_shim_that_reads_nothing_for_long() -> None:
@@ -495,7 +495,7 @@ async def test_a_shim_that_reads_nothing_for_long() -> None:
         await until(lambda: link.closed)
         for one in clients:
             assert (await ended(one)).endswith(ANSWERS)
-        assert set(r.links.counts.ended()) <= {UNREAD, "silent"}
+        assert set(r.links.counts.seen().ended) <= {UNREAD, "silent"}
         assert not r.links.up(r.bad)
 
 
@@ -517,7 +517,7 @@ async def test_a_shim_that_says_what_nobody_asked(flood: bytes, why: str) -> Non
             async with client(r.port) as one:
                 one.send(post())
                 assert (await ended(one)).endswith(ANSWERS)
-        await until(lambda: r.links.counts.ended() == {why: 1})
+        await until(lambda: r.links.counts.seen().ended == {why: 1})
         async with client(r.port) as one:
             one.send(post())
             assert (await ended(one)).endswith(ANSWERS)
@@ -535,7 +535,7 @@ async def test_a_shim_whose_answer_is_none() -> None:
         async with client(r.port) as one:
             one.send(post())
             assert (await ended(one)).endswith(event(1) + DONE)
-        assert r.links.counts.ended() == {}
+        assert r.links.counts.seen().ended == {}
 
 
 async def test_a_shim_that_accepts_and_is_gone() -> None:
