@@ -108,6 +108,8 @@ def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
         after = wait_whole(stack, "after a preemption")
         assert victim not in after
         assert "PREEMPTED" in stack.told(victim)
+        explained(stack, "the preemption's event", lambda: len(preemptions_of(stack, victim)) == 1)
+        assert stack.counted("controlplane", "springtide_events_total", action="node_preempted") == 1
         cluster.run("scancel", high)
 
         dead, host = next(iter(after.items()))
@@ -134,6 +136,7 @@ def test_a_pool_on_slurm(cluster: VirtualCluster, stack: SlurmStack) -> None:
         report = load.stop()
     assert not report.failed, report.explain()
     assert not report.inexact, report.explain()
+    assert len(preemptions_of(stack, victim)) == 1, "told once, by the agent's notice or by squeue, whichever was first"
     assert stack.most_jobs <= NODES_WANTED + 1, "one more while one is replaced"
     ours = [job for job in cluster.jobs("all") if job != high]
     assert len(ours) == NODES_WANTED + 3, f"one job for each that was lost: {cluster.jobs('all')}"
@@ -167,6 +170,11 @@ def off(stack: SlurmStack, job: str) -> list[t.Worker]:
     """ACTIVE workers that are not on this job's node."""
     ids = {node.node_id for node in stack.status().nodes if node.reference == job}
     return [worker for worker in stack.workers("ACTIVE") if worker.node_id not in ids]
+
+
+def preemptions_of(stack: SlurmStack, job: str) -> list[t.Event]:
+    ids = {node.node_id for node in stack.status().nodes if node.reference == job}
+    return [event for event in stack.events() if event.action == "node_preempted" and event.target in ids]
 
 
 def left_of(cluster: VirtualCluster, job: str) -> list[int]:
