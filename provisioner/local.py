@@ -14,6 +14,7 @@ too often is given up, and what is left of its node is ended.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -31,11 +32,13 @@ from provisioner.core.provider import CapabilitySet, GroupOrder, Phase, Provided
 from springtide import config, processes
 from springtide.config import setting
 from springtide.errors import InvalidArgument
+from springtide.log_file import MAX_LOG_BYTES, bound_log
 from springtide.model.codec import from_plain, to_plain
 
 log = logging.getLogger(__name__)
 
 MARK = "SPRINGTIDE_PROVIDED_NODE"
+AGENT_LOG = "agent.log"
 _KILL_SLACK_S = 15.0  # on top of stop_timeout_s: then the agent and what it started are killed
 _ENDED_KEPT_S = 600.0
 _RESTARTS = 5  # in a row, each within _RESTART_WINDOW_S of the one before
@@ -104,6 +107,7 @@ class Local:
         self._settings = settings
         self._context = context
         self._sets = {found.name: found for found in settings.sets}
+        self._nodes = context.data_dir / "nodes"
         self._ledger = context.data_dir / "ledger"
         self._ledger.mkdir(exist_ok=True, mode=0o700)
         self._entries = {entry.node_id: entry for entry in self._read()}
@@ -165,9 +169,10 @@ class Local:
             # Read anew each time: an order may come in between, and what it wrote must not be undone.
             try:
                 self._look_after(self._entries[node_id])
+                with contextlib.suppress(FileNotFoundError):  # in a thread: tens of MiB may be moved
+                    await asyncio.to_thread(bound_log, self._nodes / node_id / AGENT_LOG, MAX_LOG_BYTES)
             except OSError:  # of this node; the others are looked after all the same
                 log.exception("node %s cannot be looked after", node_id)
-            await asyncio.sleep(0)
         return [_provided(entry) for entry in self._entries.values()]
 
     async def close(self) -> None:
@@ -213,7 +218,7 @@ class Local:
             if entry.devices:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(entry.devices)
             try:
-                with open(folder / "agent.log", "ab") as output:
+                with open(folder / AGENT_LOG, "ab") as output:
                     child = subprocess.Popen(
                         self._command(entry),
                         env=environment,
@@ -263,7 +268,7 @@ class Local:
     # ------------------------------------------------------------ the ledger
 
     def _folder(self, entry: Entry) -> Path:
-        return self._context.data_dir / "nodes" / entry.node_id
+        return self._nodes / entry.node_id
 
     def _keep(self, entry: Entry) -> None:
         """Replaces the node's file; on return it is on the disk. It may hold the join token: mode 0600."""

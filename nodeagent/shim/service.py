@@ -17,6 +17,7 @@ from nodeagent.shim.state import ENDED, STOPPING, ShimState
 from springtide.dataplane.messages import Limits
 from springtide.dataplane.server import RelayServer
 from springtide.link import LinkServer
+from springtide.log_file import MAX_LOG_BYTES, bound_log
 from springtide.v1 import shim_pb2
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 FORGOTTEN_AFTER_S = 600.0
 """A shim whose engine has ended leaves by itself when no agent asked it anything for this long."""
 _CHECK_INTERVAL_S = 5.0
-_MAX_LOG_BYTES = 64 * 1024 * 1024
 
 
 class NoPort(Exception):
@@ -136,7 +136,7 @@ class Shim:
             log.info("the engine has ended and no agent asked for %.0f s", FORGOTTEN_AFTER_S)
             self._leaving.set()
         try:  # in a thread: tens of MiB are moved while tokens flow
-            await asyncio.to_thread(bound_log, Path(self._launch.engine_log_path), _MAX_LOG_BYTES)
+            await asyncio.to_thread(bound_log, Path(self._launch.engine_log_path), MAX_LOG_BYTES)
         except OSError as error:
             log.warning("cannot bound the engine's log: %s", error)
 
@@ -163,16 +163,3 @@ class Shim:
             temporary.replace(path)
         except OSError as error:
             log.warning("cannot write %s: %s; the control socket tells the same", path, error)
-
-
-def bound_log(path: Path, max_bytes: int) -> bool:
-    """Keeps the last half of a log that has grown above `max_bytes`, in place: its writer appends and keeps it open."""
-    if path.stat().st_size <= max_bytes:
-        return False
-    with path.open("rb+") as file:
-        file.seek(-max_bytes // 2, os.SEEK_END)
-        tail = file.read()
-        file.truncate(0)
-        file.seek(0)
-        file.write(b"[older lines were dropped]\n" + tail.partition(b"\n")[2])
-    return True

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from provisioner.ray import keeper
 from provisioner.ray.settings import RaySettings
+from springtide import log_file
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class RayCluster:
     def __init__(self, settings: RaySettings, provisioner_id: str) -> None:
         self._settings = settings
         self._id = provisioner_id
-        ray.cloudpickle.register_pickle_by_value(keeper)  # nodes need no copy of this package for it
+        for module in (keeper, log_file):  # nodes need no copy of this package for them
+            ray.cloudpickle.register_pickle_by_value(module)
 
     def connect(self) -> None:
         """Raises RayAway."""

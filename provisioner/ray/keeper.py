@@ -1,5 +1,6 @@
 """The actor that keeps one agent on its Ray node. Standard library only: it travels to the node by value."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -11,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from springtide.log_file import MAX_LOG_BYTES, bound_log  # travels along
 
 _PR_SET_PDEATHSIG = 1
 _NOT_FOR_AGENTS = ("RAY_", "OMP_NUM_THREADS", "SPRINGTIDE_")
@@ -58,8 +61,11 @@ class AgentKeeper:
             )
 
     def status(self) -> dict[str, Any]:
-        """`code` of the agent's end (None: it runs), whether it was `told` to stop, `ran_s`, and its last words."""
+        """`code` of the agent's end (None: it runs), whether it was `told` to stop, `ran_s`, and its last words.
+        Bounds its log."""
         code = self._agent.poll()
+        with contextlib.suppress(OSError):
+            bound_log(self._folder / "agent.log", MAX_LOG_BYTES)
         return {"code": code, "told": self._told, "ran_s": time.monotonic() - self._began, "words": self._words(code)}
 
     def stop(self) -> None:

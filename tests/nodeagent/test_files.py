@@ -9,9 +9,9 @@ import pytest
 from nodeagent.ledger import Ledger, LedgerEntry, write_atomically
 from nodeagent.logtail import log_tail
 from nodeagent.runtime import runtime_dir
-from nodeagent.shim.service import bound_log
 from springtide.data_dir import lock_data_dir
 from springtide.errors import AlreadyExists, FailedPrecondition
+from springtide.log_file import bound_log
 from springtide.model.desired import EngineLaunch
 from springtide.model.enums import Want
 from springtide.model.worker import ExitInfo

@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from provisioner.context import ProviderContext
 from provisioner.core.provider import Phase, ProvidedNode, Refused
+from provisioner.ray.cluster import RayCluster
+from provisioner.ray.keeper import AgentKeeper
 from provisioner.ray.provider import RayProvider
 from provisioner.ray.settings import RaySettings
 from tests.ports import free_port
@@ -90,6 +93,16 @@ class Growing:
         code = self.process.wait(90)
         self.process = None
         return code
+
+
+def test_the_keeper_travels_without_this_package(tmp_path: Path) -> None:
+    """PV5: a node has Ray and none of our packages: what the keeper needs goes with it."""
+    RayCluster(RaySettings(), "p1")
+    (tmp_path / "keeper").write_bytes(ray.cloudpickle.dumps(AgentKeeper))
+    load = "import ray, sys; found = ray.cloudpickle.loads(open('keeper', 'rb').read())"
+    load += "; print(found.__name__, 'springtide' in sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-c", load], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["AgentKeeper", "False"], done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -118,6 +118,28 @@ async def test_the_token_is_in_no_argv_and_in_no_log(rig: LocalRig) -> None:
     assert TOKEN not in log.read_text()
 
 
+async def test_the_log_of_an_agent_is_bounded(rig: LocalRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PV3, rule 10: an agent writes for months into one file; the newest lines are kept, and it writes on."""
+    monkeypatch.setattr(local, "MAX_LOG_BYTES", 20_000)
+    provider = await rig.open()
+    order = rig.order()
+    await provider.start(order)
+    folder = rig.folder / "nodes" / order.group_id
+    path = folder / local.AGENT_LOG
+    with path.open("ab") as writer:  # as its agent does
+        for line in range(10_000):
+            writer.write(b"line %d\n" % line)
+        writer.flush()
+        await provider.list()
+        assert path.stat().st_size < 20_000
+        writer.write(b"after\n")
+    said = path.read_text()
+    assert "line 9999\n" in said
+    assert said.splitlines()[0] == "[older lines were dropped]"
+    assert "after\n" in said
+    assert [found.name for found in folder.glob("*.log*")] == [local.AGENT_LOG]
+
+
 async def test_devices_are_shared_out(tmp_path: Path) -> None:
     """PV3: each node gets GPUs of its own, and no more nodes than there are GPUs for."""
     folder = tmp_path / "provider"
