@@ -57,7 +57,7 @@ def pairable(body: Mapping[str, Any]) -> bool:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
         return False  # several prompts at once
-    return not any(body.get(name) not in (None, False) for name in _WHOLE)
+    return all(body.get(name) is None or body[name] is False for name in _WHOLE)  # a 0 asks for something
 
 
 def prefill_body(body: Mapping[str, Any], chat: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from nodeagent.engines.sim.kv import KvConfig, kv_of, parse_config
@@ -19,8 +20,7 @@ ASKED = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id
 async def prefill(engine: Engine, prompt: str = PROMPT) -> dict[str, Any]:
     """What its answer says of where the KV is."""
     body = {"prompt": prompt, "max_tokens": 1, "kv_transfer_params": ASKED}
-    answer = (await engine.http.post(COMPLETIONS, body)).json()
-    params: dict[str, Any] = answer["kv_transfer_params"]
+    params: dict[str, Any] = orjson.loads((await engine.http.post(COMPLETIONS, body)).body)["kv_transfer_params"]
     assert params["do_remote_prefill"] is True
     return params
 
@@ -88,7 +88,7 @@ async def test_held_kv_expires_and_a_pull_that_hangs_ends_with_its_client(sim: S
     asking = await Stream(other.command.endpoint, COMPLETIONS, decode(params)).open()
 
     async def running() -> int:
-        load: int = (await other.http.get("/load")).json()["server_load"]
+        load: int = orjson.loads((await other.http.get("/load")).body)["server_load"]
         return load
 
     async def one_runs() -> bool:
@@ -104,8 +104,8 @@ async def test_held_kv_expires_and_a_pull_that_hangs_ends_with_its_client(sim: S
 
 async def test_without_a_connector_nothing_is_held(sim: StartSim) -> None:
     engine = await sim()
-    answer = (await engine.http.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1, "kv_transfer_params": ASKED})).json()
-    assert "kv_transfer_params" not in answer
+    answer = await engine.http.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1, "kv_transfer_params": ASKED})
+    assert "kv_transfer_params" not in orjson.loads(answer.body)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", CONFIG[:-1] + ',"kv_load_failure_policy":"never"}'])

@@ -78,8 +78,10 @@ class SimEngine:
     async def _pull(self, kv: KvTransfer, request: Request, generation: Generation) -> None:
         """The prompt's KV from the engine that computed it: all but the last token, whose logits are still needed."""
         assert generation.kv is not None
+        hangs = self.faults.claim("pull_hangs") is not None
+        kv.counts.pulling += 1
         try:
-            if self.faults.claim("pull_hangs") is not None:
+            if hangs:
                 await self._loop.create_future()  # until the client leaves
             await kv.fetch(generation.kv, generation.prompt_ids(), self.batch.timing.block_size)
             request.sequence.computed = request.sequence.prompt_tokens - 1
@@ -90,6 +92,8 @@ class SimEngine:
                 request.fail()
                 return
             kv.counts.recomputed += 1
+        finally:
+            kv.counts.pulling -= 1
         request.pull = None
         if request in self.requests:
             self._schedule(request)

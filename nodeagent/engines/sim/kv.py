@@ -73,6 +73,7 @@ class KvCounts:
     """What /metrics shows."""
 
     held: int = 0
+    pulling: int = 0
     sent: int = 0
     received: int = 0
     failed: int = 0

@@ -101,7 +101,8 @@ def render(gauges: Gauges, metrics: SimMetrics, kv: KvCounts | None = None) -> b
     ):
         _histogram(lines, name, labels, histogram)
     if kv is not None:
-        lines += ["# TYPE sim_kv_held gauge", f"sim_kv_held {float(kv.held)}"]
+        for what in ("held", "pulling"):
+            lines += [f"# TYPE sim_kv_{what} gauge", f"sim_kv_{what} {float(getattr(kv, what))}"]
         for what in ("sent", "received", "failed", "recomputed", "expired"):
             lines += [f"# TYPE sim_kv_{what}_total counter", f"sim_kv_{what}_total {float(getattr(kv, what))}"]
     return ("\n".join(lines) + "\n").encode()
