@@ -79,6 +79,11 @@ async def _started(rig: Rig, provider: Provider, order: GroupOrder) -> None:
     await provider.start(order)
     await rig.until(lambda: _all_alive(provider, order), f"{order.node_ids} listed as alive")
 
+    async def really() -> bool:
+        return await rig.real() >= rig.unit
+
+    await rig.until(really, f"{order.node_ids} really there: one may be listed a moment before")
+
 
 async def _all_alive(provider: Provider, order: GroupOrder) -> bool:
     return {node.node_id for node in await _alive(provider, order)} == set(order.node_ids)
