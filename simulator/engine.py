@@ -106,6 +106,10 @@ class Engine:
         """Share of the KV memory in use, 0..1, as of the last change of the batch."""
         return min(1.0, self.kv_tokens / self._kv_limit)
 
+    def figures(self) -> tuple[int, int, int, float]:
+        """Running and waiting sequences, tokens generated since the start, share of the KV memory in use."""
+        return self.running, len(self.waiting), self.generation_tokens_total, self.kv_use()
+
     def submit(self, sequence: Sequence) -> None:
         self._number += 1
         sequence.number = self._number
@@ -170,7 +174,7 @@ class Engine:
         if self.hung:
             return
         self._make_room()
-        self._chunks = self._choose_chunks()
+        self._chunks = self._choose_chunks() if self.waiting or self.prefilling else []
         timing, decoding = self.timing, len(self.decoding)
         if self._chunks:
             tokens = sum(count for _, count in self._chunks)

@@ -52,9 +52,12 @@ class Meter:
                 self.seconds[key] += count * (now - self._at)
         self._at = now if self._at is not None else None
 
-    def count(self, state: State) -> int:
-        """Workers in a state now."""
-        return sum(count for (_, counted), count in self._counts.items() if counted is state)
+    def counts(self) -> dict[State, int]:
+        """Workers by state now."""
+        found = dict.fromkeys(COUNTED, 0)
+        for (_, state), count in self._counts.items():
+            found[state] += count
+        return found
 
     def worker_seconds(self, pool: str = "") -> float:
         """STARTING, ACTIVE and DRAINING workers: all that hold GPUs for the pool (or for all)."""

@@ -199,7 +199,7 @@ class ModelNode:
         if self._session is None or not self.agent_up:
             return
         self._sequence += 1
-        reports = tuple(worker.report() for _, worker in sorted(self.workers.items()))
+        reports = tuple([self.workers[worker_id].report() for worker_id in sorted(self.workers)])
         for report in reports:
             if report.phase in _ENDED and not self.workers[report.worker_id].end_was_reported:
                 self._followed = None  # what follows may forget it

@@ -240,17 +240,12 @@ class ModelWorker:
         """Everything known of it."""
         shim, phase = self.shim, self.phase
         told = shim is not None and not self.adopting
-        engine = shim.engine if shim is not None and told else None
-        running, waiting = (engine.running, len(engine.waiting)) if engine is not None else (None, None)
-        tokens = engine.generation_tokens_total if engine is not None else None
         in_flight, served = (shim.in_flight, shim.total_served) if shim is not None and told else (None, None)
-        kv_use = engine.kv_use() if engine is not None else None
+        figures = shim.engine.figures() if shim is not None and told else (None, None, None, None)
+        running, waiting, tokens, kv_use = figures
         idle = in_flight == running == waiting == 0 and self.idle_seen
-        facts = (
-            *(in_flight, running, waiting, tokens, served, kv_use, phase, shim, told, idle, self.generation),
-            *(self.incarnation, self.store_id, self.launch, self.gpu_ids, self.probe_failures, self.warm, self.exit),
-            self.weight_version,
-        )
+        entry = (self.store_id, self.generation, self.incarnation, self.launch, self.gpu_ids, self.weight_version)
+        facts = (figures, in_flight, served, idle, phase, shim, told, self.probe_failures, self.warm, self.exit, entry)
         if facts == self._facts and self._last is not None:
             return self._last  # most engines are idle for long
         self._facts = facts

@@ -247,6 +247,7 @@ class World:
     def _look(self, interval_s: float) -> None:
         if not self._looking:
             return
+        workers = self.meter.counts()
         self.looks.append(
             Look(
                 at_s=self.now - self.load_began_at,
@@ -254,9 +255,9 @@ class World:
                 ended=self.ended_total,
                 in_flight=sum(shim.in_flight for shim in self.endpoints.values()),
                 waiting=sum(r.admission.waiting(pool) for r in self.routers for pool in r.admission.waiting_pools()),
-                starting=self.meter.count(State.STARTING),
-                active=self.meter.count(State.ACTIVE),
-                draining=self.meter.count(State.DRAINING),
+                starting=workers[State.STARTING],
+                active=workers[State.ACTIVE],
+                draining=workers[State.DRAINING],
             )
         )
         self.agenda.after(interval_s, self._look, interval_s)

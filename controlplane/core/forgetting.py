@@ -25,11 +25,14 @@ def delete_when_empty(draft: Draft, pool: Pool) -> None:
 
 def forget(draft: Draft, pool: Pool) -> None:
     """Drops INACTIVE records that nothing needs any more."""
-    missing = pool.intent.desired_workers > len(staying(draft, pool))
-    for worker in draft.workers_of(pool.name):
-        if worker.state is not State.INACTIVE or (holds_slice(worker) and worker.intent.phase is not Phase.LOST):
-            continue
-        if is_failing(worker) and missing:
+    unused = [
+        worker
+        for worker in draft.workers_of(pool.name)
+        if worker.state is State.INACTIVE and (not holds_slice(worker) or worker.intent.phase is Phase.LOST)
+    ]
+    retried = any(map(is_failing, unused)) and pool.intent.desired_workers > len(staying(draft, pool))
+    for worker in unused:
+        if retried and is_failing(worker):
             continue
         lost = worker.intent.phase is Phase.LOST  # what slept for long before it was lost may be back soon
         since = worker.intent.phase_since if lost else worker.intent.state_since

@@ -18,15 +18,16 @@ def leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
     """Workers of nodes that stop: starts are cancelled. ACTIVE ones drain at once after a notice, as long as half of
     the target serves on; else once they are replaced, when no replacement comes, or when the node's deadline leaves no
     more time. Drains end before the node does."""
+    leaving = [worker for worker in draft.workers_of(pool.name) if is_leaving(worker, draft.nodes)]
+    if not leaving:
+        return
     remaining = staying(draft, pool)
     ready = sum(1 for worker in remaining if worker.state is State.ACTIVE)
     coming = len(remaining) - ready
-    serving = ready + sum(
-        1 for w in draft.workers_of(pool.name) if w.state is State.ACTIVE and is_leaving(w, draft.nodes)
-    )
-    for worker in draft.workers_of(pool.name):
-        if draft.full or not is_leaving(worker, draft.nodes):
-            continue
+    serving = ready + sum(1 for worker in leaving if worker.state is State.ACTIVE)
+    for worker in leaving:
+        if draft.full:
+            return
         node_id = worker.intent.node_id
         if worker.state is State.STARTING:
             cancel(draft, worker, "NODE_STOPPING", f"{node_id} stops")

@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from controlplane.core.capacity import Curve, Targets, Window, expected, learn, recent_load, recent_rate, windows
+from controlplane.core.capacity import Curve, expected, learn
 from controlplane.core.forecast import Need, start_up_s
+from controlplane.core.past import Targets, Window, recent_load, recent_rate, windows
 from controlplane.core.policies.basis import Basis, known_load, setting
 from controlplane.core.policies.settings import Reader
 from controlplane.core.policy import PolicyAnswer, PolicyInputs
