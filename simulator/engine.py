@@ -108,7 +108,8 @@ class Engine:
 
     def figures(self) -> tuple[int, int, int, float]:
         """Running and waiting sequences, tokens generated since the start, share of the KV memory in use."""
-        return self.running, len(self.waiting), self.generation_tokens_total, self.kv_use()
+        running = len(self.prefilling) + len(self.decoding)
+        return running, len(self.waiting), self.generation_tokens_total, self.kv_use()
 
     def submit(self, sequence: Sequence) -> None:
         self._number += 1

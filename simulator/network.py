@@ -29,10 +29,22 @@ class Network:
         self.conditions = conditions or Conditions()
         self.cut: set[str] = set()
 
+    @property
+    def conditions(self) -> Conditions:
+        return self._conditions
+
+    @conditions.setter
+    def conditions(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._perfect = conditions == Conditions()
+
     def send(self, peer: str, call: Callable[..., Any], *args: Any) -> None:
         """One message from or to `peer`, without any promise."""
-        conditions = self.conditions
+        conditions = self._conditions
         if peer in self.cut:
+            return
+        if self._perfect:
+            self.agenda.at(self.agenda.now, call, *args)
             return
         copies = 1
         if conditions.loss and self.rng.random() < conditions.loss:
@@ -43,7 +55,7 @@ class Network:
             self.agenda.after(self._delay_s(), call, *args)
 
     def _delay_s(self) -> float:
-        conditions, delay = self.conditions, self.conditions.latency_s
+        conditions, delay = self._conditions, self._conditions.latency_s
         if conditions.jitter_s:
             delay += self.rng.random() * conditions.jitter_s
         if conditions.late and self.rng.random() < conditions.late:

@@ -29,15 +29,22 @@ class Curve:
 
     def met(self, load: float) -> float:
         """Between two points the share is interpolated; a little beyond the last it goes on, further out it is 0."""
-        if not self.loads:
-            return 1.0
-        at = bisect_left(self.loads, load)
-        if at == 0:
-            return self.shares[0]
-        if at == len(self.loads):
-            return self.shares[-1] if load <= PROBE * self.loads[-1] else 0.0
-        low, high = self.loads[at - 1], self.loads[at]
-        return self.shares[at - 1] + (self.shares[at] - self.shares[at - 1]) * (load - low) / (high - low)
+        return self.each_met((load,))[0]
+
+    def each_met(self, of: Sequence[float]) -> list[float]:
+        """`met` of each load."""
+        loads, shares = self.loads, self.shares
+        found: list[float] = []
+        for load in of:
+            at = bisect_left(loads, load)
+            if 0 < at < len(loads):
+                low, share = loads[at - 1], shares[at - 1]
+                found.append(share + (shares[at] - share) * (load - low) / (loads[at] - low))
+            elif at == 0:
+                found.append(shares[0] if shares else 1.0)
+            else:
+                found.append(shares[-1] if load <= PROBE * loads[-1] else 0.0)
+        return found
 
     @property
     def best(self) -> float:
@@ -107,4 +114,5 @@ def expected(curve: Curve, past: Sequence[tuple[float, float]], workers: float) 
         return 1.0
     if workers <= 0:
         return 0.0
-    return sum([requests * curve.met(load / workers) for load, requests in past]) / total
+    shares = curve.each_met([load / workers for load, _ in past])
+    return sum([requests * share for (_, requests), share in zip(past, shares, strict=True)]) / total

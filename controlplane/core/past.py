@@ -4,6 +4,7 @@ Windows of equal width lie on multiples of it. The share is estimated from the l
 report. Samples of engines that have just become ACTIVE mark their window as cold.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -173,16 +174,16 @@ def _itl(first: LoadSample, group: Sequence[LoadSample], seconds: float) -> floa
 
 def recent_rate(samples: Sequence[LoadSample], seconds: float, now: float) -> float | None:
     """Arrivals per second of the last so many seconds; None when no router tells."""
-    inside = [s for s in samples[-_some(seconds) :] if s.at >= now - seconds and s.arrivals_total is not None]
+    inside = [s for s in _since(samples, now - seconds) if s.arrivals_total is not None]
     return _arrivals(inside[0], inside[-1]) if inside else None
 
 
 def recent_load(samples: Sequence[LoadSample], seconds: float, now: float) -> float | None:
     """Mean of the requests in workers and waiting over the last so many seconds; None when it is unknown."""
-    known = [float(s.load) for s in samples[-_some(seconds) :] if s.at >= now - seconds and s.load is not None]
+    known = [float(s.load) for s in _since(samples, now - seconds) if s.load is not None]
     return sum(known) / len(known) if known else None
 
 
-def _some(seconds: float) -> int:
-    """So many samples surely reach back so far (they are at least 0.1 s apart)."""
-    return int(seconds * 10) + 2
+def _since(samples: Sequence[LoadSample], at: float) -> Sequence[LoadSample]:
+    """The samples from then on."""
+    return samples[bisect_left(samples, at, key=lambda sample: sample.at) :]

@@ -1,6 +1,6 @@
 """What the live view says about load. A missing or stale signal is unknown (None), never zero."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from controlplane.core.snapshot import LoadSample, NodeLive, RouterLive, Snapshot
@@ -11,13 +11,22 @@ from springtide.model.worker import Worker, WorkerReport
 
 def fresh_report(snapshot: Snapshot, worker: Worker, now: float) -> WorkerReport | None:
     """The worker's report when it is young enough to act on and about this incarnation."""
-    live = snapshot.live.nodes.get(worker.intent.node_id)
-    if live is None or now - live.last_heard_at > snapshot.timing.signal_max_age_s:
-        return None
-    report = live.reports.get(worker.worker_id)
-    if report is None or report.store_id != snapshot.store_id:
-        return None
-    return report if report.incarnation == worker.observed.incarnation else None
+    return fresh_reports(snapshot, (worker,), now)[0]
+
+
+def fresh_reports(snapshot: Snapshot, workers: Iterable[Worker], now: float) -> list[WorkerReport | None]:
+    """`fresh_report` of each worker."""
+    nodes, store_id, max_age_s = snapshot.live.nodes, snapshot.store_id, snapshot.timing.signal_max_age_s
+    found: list[WorkerReport | None] = []
+    for worker in workers:
+        live = nodes.get(worker.intent.node_id)
+        report = None
+        if live is not None and now - live.last_heard_at <= max_age_s:
+            report = live.reports.get(worker.worker_id)
+        if report is not None and (report.store_id != store_id or report.incarnation != worker.observed.incarnation):
+            report = None
+        found.append(report)
+    return found
 
 
 def in_flight_of(snapshot: Snapshot, worker: Worker, now: float) -> int | None:
@@ -84,7 +93,7 @@ def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[
             staying += not is_leaving(worker, nodes)
         elif state is State.STARTING:
             starting += not worker.intent.spare and not is_leaving(worker, nodes)
-    reports = [fresh_report(snapshot, worker, now) for worker in active]
+    reports = fresh_reports(snapshot, active, now)
     in_flight, known_in_flight = total([None if report is None else report.in_flight for report in reports])
     waiting, known_waiting = waiting_of(snapshot, pool, now)
     return LoadSample(

@@ -6,7 +6,7 @@ from controlplane.core.draft import Draft
 from controlplane.core.nodes.offers import likely_nodes
 from controlplane.core.placement import free_gpus
 from controlplane.core.policy import ActiveWorker, Demand, Partner, Supply
-from controlplane.core.signals import fresh_report, in_flight_of, is_leaving, live_routers, total
+from controlplane.core.signals import fresh_reports, is_leaving, live_routers, total
 from controlplane.core.sleeping import is_spare
 from controlplane.core.snapshot import Snapshot
 from springtide.model.enums import NodeState, Role, State
@@ -89,7 +89,8 @@ def _supply(
         len(free_gpus(node, held.get(node.node_id, ()), draft.live(node.node_id))) // pool.spec.tensor_parallel_size
         for node in usable
     ) + sum(coming.get(node.node_id, 0) for node in members)
-    in_flight, _ = total([in_flight_of(draft.snapshot, worker, draft.now) for worker in active])
+    reports = fresh_reports(draft.snapshot, active, draft.now)
+    in_flight, _ = total([None if report is None else report.in_flight for report in reports])
     return Supply(
         provisioner=provisioner,
         offers=offers,
@@ -104,16 +105,15 @@ def _supply(
 
 def active_workers_of(snapshot: Snapshot, workers: list[Worker], now: float) -> tuple[ActiveWorker, ...]:
     """ACTIVE workers with what they last reported, where that is fresh."""
-    found: list[ActiveWorker] = []
-    for worker in workers:
-        if worker.state is State.ACTIVE:
-            report = fresh_report(snapshot, worker, now)
-            if report is None:
-                found.append(ActiveWorker(worker.worker_id))
-            else:
-                figures = (report.in_flight, report.engine_running, report.engine_waiting, report.kv_use)
-                found.append(ActiveWorker(worker.worker_id, *figures))
-    return tuple(found)
+    active = [worker for worker in workers if worker.state is State.ACTIVE]
+    return tuple(
+        [
+            ActiveWorker(worker.worker_id)
+            if r is None
+            else ActiveWorker(worker.worker_id, r.in_flight, r.engine_running, r.engine_waiting, r.kv_use)
+            for worker, r in zip(active, fresh_reports(snapshot, active, now), strict=True)
+        ]
+    )
 
 
 def demands_of(snapshot: Snapshot, pool: str, now: float) -> tuple[Demand, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from controlplane.core.desired import desired_workers
 from controlplane.core.nodes.orders import provisioner_orders
 from controlplane.core.routing import diff, routing_table
-from controlplane.core.signals import fresh_report
+from controlplane.core.signals import fresh_reports
 from controlplane.core.snapshot import LiveView, NodeLive, Snapshot
 from springtide.model.desired import DesiredWorker
 from springtide.model.enums import Phase
@@ -136,9 +136,10 @@ class Hub:
 
     def loads(self, now: float) -> Iterable[WorkerLoad]:
         """In-flight of the routed workers as last published; unknown when the report is old."""
+        workers = [worker for key in self.table.workers if (worker := self.snapshot.workers.get(key)) is not None]
+        reports = dict(zip((w.worker_id for w in workers), fresh_reports(self.snapshot, workers, now), strict=True))
         for worker_id, routed in self.table.workers.items():
-            worker = self.snapshot.workers.get(worker_id)
-            report = fresh_report(self.snapshot, worker, now) if worker is not None else None
+            report = reports.get(worker_id)
             in_flight, kv_use = (None, None) if report is None else (report.in_flight, report.kv_use)
             yield WorkerLoad(worker_id, routed.incarnation, in_flight, kv_use)
 
