@@ -27,7 +27,8 @@ class Agenda:
 
     def after(self, seconds: float, call: Callable[..., Any], *args: Any) -> None:
         """Calls `seconds` from now."""
-        self.at(self.now + seconds, call, *args)
+        self._number += 1
+        heapq.heappush(self._heap, (self.now + max(seconds, 0.0), self._number, call, args))
 
     def next_at(self) -> float | None:
         """When the next call is due; None when there is none."""

@@ -106,10 +106,10 @@ class Engine:
         """Share of the KV memory in use, 0..1, as of the last change of the batch."""
         return min(1.0, self.kv_tokens / self._kv_limit)
 
-    def figures(self) -> tuple[int, int, int, float]:
-        """Running and waiting sequences, tokens generated since the start, share of the KV memory in use."""
+    def figures(self) -> tuple[int, int, int, int]:
+        """Running and waiting sequences, tokens generated since the start, tokens whose KV cache is kept."""
         running = len(self.prefilling) + len(self.decoding)
-        return running, len(self.waiting), self.generation_tokens_total, self.kv_use()
+        return running, len(self.waiting), self.generation_tokens_total, self.kv_tokens
 
     def submit(self, sequence: Sequence) -> None:
         self._number += 1

@@ -242,7 +242,7 @@ class ModelWorker:
         told = shim is not None and not self.adopting
         in_flight, served = (shim.in_flight, shim.total_served) if shim is not None and told else (None, None)
         figures = shim.engine.figures() if shim is not None and told else (None, None, None, None)
-        running, waiting, tokens, kv_use = figures
+        running, waiting, tokens, _ = figures
         idle = in_flight == running == waiting == 0 and self.idle_seen
         entry = (self.store_id, self.generation, self.incarnation, self.launch, self.gpu_ids, self.weight_version)
         facts = (figures, in_flight, served, idle, phase, shim, told, self.probe_failures, self.warm, self.exit, entry)
@@ -261,7 +261,7 @@ class ModelWorker:
             in_flight=in_flight,
             engine_running=running,
             engine_waiting=waiting,
-            kv_use=kv_use,
+            kv_use=shim.engine.kv_use() if shim is not None and told else None,
             total_served=served,
             max_in_flight=shim.max_in_flight if shim is not None else 0,
             exit=self.exit if phase is ReportedPhase.FAILED else None,

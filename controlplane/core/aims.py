@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from controlplane.core.decisions import Asked, ask_policy
 from controlplane.core.draft import Draft
 from controlplane.core.placement import CannotPlace
-from controlplane.core.signals import is_leaving
+from controlplane.core.signals import leaving_nodes
 from springtide.model.enums import State
 from springtide.model.pool import Pool
 from springtide.model.record import Event
@@ -45,12 +45,14 @@ def expire_hold(draft: Draft, pool: Pool) -> Pool:
 
 def staying(draft: Draft, pool: Pool) -> list[Worker]:
     """STARTING and ACTIVE workers that do not have to leave with their node; a start that ends asleep is none."""
+    workers = draft.workers_of(pool.name)
+    leaving = leaving_nodes(workers, draft.nodes)
     return [
         worker
-        for worker in draft.workers_of(pool.name)
-        if worker.state in (State.STARTING, State.ACTIVE)
-        and not worker.intent.spare
-        and not is_leaving(worker, draft.nodes)
+        for worker in workers
+        if (intent := worker.intent).state in (State.STARTING, State.ACTIVE)
+        and not intent.spare
+        and intent.node_id not in leaving
     ]
 
 

@@ -91,7 +91,8 @@ def ask_policy(draft: Draft, pool: Pool) -> Asked | None:
     if answer.look_again_at is not None and answer.look_again_at > draft.now:
         draft.wake(answer.look_again_at)
     described = _describe(policy, inputs) | _course(answer)
-    return Asked(policy.name, dataclasses.replace(answer, wanted=wanted), described)
+    bounded = answer if wanted == answer.wanted else dataclasses.replace(answer, wanted=wanted)
+    return Asked(policy.name, bounded, described)
 
 
 def _from_zero(draft: Draft, pool: Pool) -> bool:

@@ -171,10 +171,10 @@ def lose(draft: Draft, worker: Worker, reason: str, message: str = "") -> Worker
 
 
 def _check_health(draft: Draft, worker: Worker) -> None:
-    quiet = silence_s(draft, worker.intent.node_id)
-    if quiet is None:
+    live = draft.live(worker.intent.node_id)
+    if live is None:
         return  # unknown: nothing is concluded, the lease runs
-    report = draft.report_of(worker)
+    quiet, report = draft.now - live.last_heard_at, draft.report_of(worker)
     probes = report.probe_failures if report is not None and report.incarnation == worker.observed.incarnation else None
     silent = quiet > draft.timing.suspect_after_s
     failing = (probes or 0) >= PROBE_FAILURES_SUSPECT

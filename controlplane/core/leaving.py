@@ -6,7 +6,7 @@ from controlplane.core.aims import staying
 from controlplane.core.draft import Draft
 from controlplane.core.drains import drain, drain_timeout_s
 from controlplane.core.nodes.facts import SPOT_IS_BACK
-from controlplane.core.signals import is_leaving, node_end
+from controlplane.core.signals import leaving_nodes, node_end
 from controlplane.core.starts import cancel
 from springtide.model.enums import Phase, State
 from springtide.model.pool import Pool
@@ -18,9 +18,11 @@ def leave_nodes(draft: Draft, pool: Pool, target: int) -> None:
     """Workers of nodes that stop: starts are cancelled. ACTIVE ones drain at once after a notice, as long as half of
     the target serves on; else once they are replaced, when no replacement comes, or when the node's deadline leaves no
     more time. Drains end before the node does."""
-    leaving = [worker for worker in draft.workers_of(pool.name) if is_leaving(worker, draft.nodes)]
-    if not leaving:
+    workers = draft.workers_of(pool.name)
+    nodes = leaving_nodes(workers, draft.nodes)
+    if not nodes:
         return
+    leaving = [worker for worker in workers if worker.intent.node_id in nodes]
     remaining = staying(draft, pool)
     ready = sum(1 for worker in remaining if worker.state is State.ACTIVE)
     coming = len(remaining) - ready

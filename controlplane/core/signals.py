@@ -72,6 +72,12 @@ def is_leaving(worker: Worker, nodes: Mapping[str, Node]) -> bool:
     return node is not None and node.state is NodeState.RELEASING
 
 
+def leaving_nodes(workers: Iterable[Worker], nodes: Mapping[str, Node]) -> set[str]:
+    """Nodes of these workers where each of them `is_leaving`."""
+    found = {worker.intent.node_id for worker in workers}
+    return {key for key in found if (node := nodes.get(key)) is not None and node.state is NodeState.RELEASING}
+
+
 def node_end(node: Node, live: NodeLive | None) -> float | None:
     """When it is taken away, by whoever says the earliest: its agent, its provisioner, an operator."""
     told = [
@@ -84,15 +90,16 @@ def node_end(node: Node, live: NodeLive | None) -> float | None:
 
 def sample(snapshot: Snapshot, pool: str, workers: list[Worker], nodes: Mapping[str, Node], now: float) -> LoadSample:
     """The pool's load as it is known now. What runs on a leaving node is load; the worker there is not capacity."""
+    leaving = leaving_nodes(workers, nodes)
     active: list[Worker] = []
     staying = starting = 0
     for worker in workers:
-        state = worker.intent.state
-        if state is State.ACTIVE:
+        intent = worker.intent
+        if intent.state is State.ACTIVE:
             active.append(worker)
-            staying += not is_leaving(worker, nodes)
-        elif state is State.STARTING:
-            starting += not worker.intent.spare and not is_leaving(worker, nodes)
+            staying += intent.node_id not in leaving
+        elif intent.state is State.STARTING:
+            starting += not intent.spare and intent.node_id not in leaving
     reports = fresh_reports(snapshot, active, now)
     in_flight, known_in_flight = total([None if report is None else report.in_flight for report in reports])
     waiting, known_waiting = waiting_of(snapshot, pool, now)

@@ -195,12 +195,13 @@ class Slo(Basis):
     def _fewest(curve: Curve, loads: list[tuple[float, float]], goal: float, most: int) -> int:
         """The fewest workers that would have met the goal, at most `most`."""
         low, high = 0, max(most, 1)
+        asked = high - 1  # first: mostly nobody can go
         while low < high:
-            middle = (low + high) // 2
-            if expected(curve, loads, middle) >= goal:
-                high = middle
+            if expected(curve, loads, asked) >= goal:
+                high = asked
             else:
-                low = middle + 1
+                low = asked + 1
+            asked = (low + high) // 2
         return low
 
 
