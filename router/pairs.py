@@ -352,8 +352,9 @@ class Pair:
             route.on_first_byte(self._loop.time())
         params = transfer(raw)
         if params is None:
-            if answer.status == 200:
-                log.warning("pool %s gives no kv_transfer_params: its engines have no KV connector", ticket.pool)
+            if answer.status == 200 and not seat.without_kv:
+                seat.without_kv = True
+                log.warning("%s gives no kv_transfer_params: it has no KV connector", seat.worker.worker_id)
             dispatcher.served(ticket, 0, None, FRONT, self._loop.time())
             self._tell(seat, began_at, "no_kv")
             return True, None

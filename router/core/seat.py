@@ -49,6 +49,8 @@ class Seat:
     breaker: Breaker = field(default_factory=Breaker)
     spanned: bool = False
     """The span of its first routed token was made."""
+    without_kv: bool = False
+    """It was said that it tells nobody where its KV is."""
     _peaks: list[int] = field(default_factory=lambda: [0, 0, 0])
     _peak_at: float = 0.0
     _sent_at_kv: int = 0

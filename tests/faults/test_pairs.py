@@ -284,9 +284,20 @@ def test_a_client_that_leaves_during_the_prefill(pairs: FaultStack) -> None:
 
 
 def test_a_prefill_pool_without_workers(pairs: FaultStack) -> None:
-    """F40: decode workers compute the whole requests until there is a prefill worker again."""
-    prefill_pool(pairs, 0)
-    wait_for("no prefill worker", lambda: routable(pairs, PREFILL) == 0, 60)
+    """F40: its workers drain under load; whole requests go to decode workers until there is a prefill worker again."""
+    before, tripped = starts_of(pairs), trips(pairs)
+
+    async def drained() -> list[load.Result]:
+        prefill_pool(pairs, 0)
+        waiting = asyncio.ensure_future(until("no prefill worker", lambda: routable(pairs, PREFILL) == 0))
+        results: list[load.Result] = []
+        while not waiting.done():
+            results += await many(pairs, 50, f"drained {len(results)}")
+        await waiting
+        return results
+
+    results = uvloop.run(drained())
+    assert all(result.exact for result in results), next(r for r in results if not r.exact)
     alone = counted(pairs, "decode_alone")
     results = uvloop.run(many(pairs, 30, "alone"))
     assert all(result.exact for result in results), next(r for r in results if not r.exact)
@@ -297,3 +308,4 @@ def test_a_prefill_pool_without_workers(pairs: FaultStack) -> None:
     results = uvloop.run(many(pairs, 10, "again"))
     assert all(result.exact for result in results), next(r for r in results if not r.exact)
     assert counted(pairs, "paired") - paired == 10
+    assert (starts_of(pairs), trips(pairs)) == (before, tripped)
