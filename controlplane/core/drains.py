@@ -59,11 +59,10 @@ def undrain(draft: Draft, worker: Worker, reason: str, message: str) -> Worker:
 
 
 def progress_drains(draft: Draft) -> None:
-    for worker in list(draft.workers.values()):
+    for worker in [worker for worker in draft.workers.values() if worker.state is State.DRAINING]:
         if draft.full:
             return
-        if worker.state is State.DRAINING:
-            _progress(draft, worker)
+        _progress(draft, worker)
 
 
 def _progress(draft: Draft, worker: Worker) -> None:

@@ -28,11 +28,10 @@ def tend_nodes(draft: Draft) -> None:
         if draft.full:
             return
         _check_lease(draft, draft.nodes[node_id], mass_silence)
-    for worker in list(draft.workers.values()):
+    for worker in [worker for worker in draft.workers.values() if worker.state is not State.INACTIVE]:
         if draft.full:
             return
-        if worker.state is not State.INACTIVE:
-            _follow_node(draft, worker)
+        _follow_node(draft, worker)
 
 
 def lease_end(draft: Draft, node: Node, mass_silence: bool) -> float:

@@ -25,11 +25,9 @@ _PROGRESS = {
 
 def observe_workers(draft: Draft) -> None:
     """One worker after the other; each change is small, so a full batch stops between two of them."""
-    for worker in list(draft.workers.values()):
+    for worker in [w for w in draft.workers.values() if w.state is not State.INACTIVE or holds_slice(w)]:
         if draft.full:
             return
-        if worker.state is State.INACTIVE and not holds_slice(worker):
-            continue
         report = draft.report_of(worker)
         if report is not None:
             _observe(draft, _caught_up(draft, worker, report), report)

@@ -59,11 +59,10 @@ def coming_spares(draft: Draft, pool: Pool) -> list[Worker]:
 
 def tend_sleepers(draft: Draft) -> None:
     """Each sleeper stays, or is stopped: its pool or node goes, its time is over, or its pool wants none any more."""
-    for worker in list(draft.workers.values()):
+    for worker in [worker for worker in draft.workers.values() if worker.asleep]:
         if draft.full:
             return
-        if worker.asleep:
-            _tend(draft, worker)
+        _tend(draft, worker)
 
 
 def _tend(draft: Draft, worker: Worker) -> None:

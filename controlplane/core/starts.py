@@ -15,11 +15,11 @@ from springtide.model.worker import Worker, WorkerIntent
 
 def check_deadlines(draft: Draft) -> None:
     """A start that missed its deadline is given up: STOP is sent, and its slice is free when the node says so."""
-    for worker in list(draft.workers.values()):
+    for worker in [worker for worker in draft.workers.values() if worker.state is State.STARTING]:
         if draft.full:
             return
         deadline = worker.intent.deadline
-        if worker.state is not State.STARTING or deadline is None:
+        if deadline is None:
             continue
         deadline += _slot_wait_s(draft, worker)
         if draft.now < deadline:
@@ -180,15 +180,14 @@ def cancel(draft: Draft, worker: Worker, reason: str, message: str, *, held: boo
 
 def settle(draft: Draft) -> None:
     """A worker that has been active for long has made good for its failed starts."""
-    for worker in list(draft.workers.values()):
+    for worker in [w for w in draft.workers.values() if w.intent.attempts > 0 and w.state is State.ACTIVE]:
         if draft.full:
             return
-        if worker.state is State.ACTIVE and worker.intent.attempts > 0:
-            at = worker.intent.state_since + draft.timing.start_backoff_max_s
-            if draft.now >= at:
-                draft.step(worker, Cause.SETTLE)
-            else:
-                draft.wake(at)
+        at = worker.intent.state_since + draft.timing.start_backoff_max_s
+        if draft.now >= at:
+            draft.step(worker, Cause.SETTLE)
+        else:
+            draft.wake(at)
 
 
 def forget_attempts(worker: Worker) -> Worker:
