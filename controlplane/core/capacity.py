@@ -81,7 +81,7 @@ def learn(past: Sequence[Window], *, by_rate: bool) -> Curve:
     loads: list[float] = []
     shares: list[float] = []
     for low, high, share, _ in _falling(sorted(points)):
-        if loads and low > PROBE * loads[-1]:  # nothing was seen in between: not taken for good
+        if loads and low > PROBE * loads[-1] > loads[-1]:  # nothing was seen in between: not taken for good
             loads.append(PROBE * loads[-1])
             shares.append(share)
         loads.append(low)

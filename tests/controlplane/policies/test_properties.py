@@ -40,6 +40,7 @@ windows = st.lists(
 
 @FEW
 @example([Window(NOW, 1.0, 0.0, held, 0.7506197645280297) for held in (1.0, 49.0, 49.0)], False, 1.0)
+@example([Window(NOW, 1.0, 0.0, held, met) for held, met in ((5e-324, 0.75), (4.0, 0.75), (0.4, 0.0))], False, 0.5)
 @given(windows, st.booleans(), st.floats(0.05, 1))
 def test_a_curve_never_rises_and_holds_what_it_says(past: list[Window], by_rate: bool, goal: float) -> None:
     """More load per worker never meets more; what it is said to hold meets the goal; more workers never meet less."""
