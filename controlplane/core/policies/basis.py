@@ -48,28 +48,15 @@ def as_settings(policy: Any, prefix: str = "") -> dict[str, object]:
     return {f"{prefix}{known.name}": getattr(policy, known.name) for known in dataclasses.fields(policy)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
-    """Base of policies whose settings are all declared with `setting`. Times in seconds, capacity in requests."""
+class Declared:
+    """What the control plane asks of any policy, answered from fields of the documents' names."""
+
+    __slots__ = ()
 
     title: ClassVar[str] = ""
-
-    requests_per_worker_capacity: int = setting(8, "Requests that one worker serves well at a time.", at_least=1)
-    monitoring_interval: float = setting(5.0, "Between two decisions, seconds.", above=0)
-    drain_timeout: float = setting(30.0, "For the running requests of a worker that leaves, seconds.", above=0)
-
-    @classmethod
-    def read(cls, raw: Mapping[str, Setting], min_workers: int, max_workers: int) -> Self:
-        """Raises InvalidArgument for an unknown key, a value out of range, or values that contradict one another."""
-        reader = Reader(cls.title, raw)
-        reader.reject_unknown([known.name for known in dataclasses.fields(cls)] + list(_BOUNDS))
-        check_bounds(reader, min_workers, max_workers)
-        policy = cls(**values(cls, reader))
-        policy.check(reader)
-        return policy
-
-    def check(self, reader: Reader) -> None:
-        """What settings may not be together. Raises InvalidArgument."""
+    requests_per_worker_capacity: int
+    monitoring_interval: float
+    drain_timeout: float
 
     @property
     def name(self) -> str:
@@ -90,6 +77,28 @@ class Basis:
     @property
     def settings(self) -> Mapping[str, object]:
         return as_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis(Declared):
+    """Base of policies whose settings are all declared with `setting`. Times in seconds, capacity in requests."""
+
+    requests_per_worker_capacity: int = setting(8, "Requests that one worker serves well at a time.", at_least=1)
+    monitoring_interval: float = setting(5.0, "Between two decisions, seconds.", above=0)
+    drain_timeout: float = setting(30.0, "For the running requests of a worker that leaves, seconds.", above=0)
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Setting], min_workers: int, max_workers: int) -> Self:
+        """Raises InvalidArgument for an unknown key, a value out of range, or values that contradict one another."""
+        reader = Reader(cls.title, raw)
+        reader.reject_unknown([known.name for known in dataclasses.fields(cls)] + list(_BOUNDS))
+        check_bounds(reader, min_workers, max_workers)
+        policy = cls(**values(cls, reader))
+        policy.check(reader)
+        return policy
+
+    def check(self, reader: Reader) -> None:
+        """What settings may not be together. Raises InvalidArgument."""
 
 
 def check_gap(reader: Reader, lower: str, low: float, upper: str, high: float) -> None:

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from controlplane.core.policies.basis import Declared, check_gap, known_load, setting, values
 from controlplane.core.policies.settings import Reader, check_bounds
 from controlplane.core.policy import PolicyAnswer, PolicyInputs
 from controlplane.core.snapshot import LoadSample
@@ -25,21 +26,21 @@ _GAP_SLACK = 1.5  # a window counts as covered when no two samples are further a
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRatio:
-    """The eleven settings of the document and one of ours. Times in seconds, capacity in requests."""
+class LoadRatio(Declared):
+    """The eleven settings of the document, in its order, and one of ours. Times in seconds, capacity in requests."""
 
-    scale_down_threshold: float = 0.5
-    scale_up_threshold: float = 0.8
-    min_workers: int = 1
-    max_workers: int = 8
-    requests_per_worker_capacity: int = 8
-    monitoring_interval: float = 5.0
-    drain_timeout: float = 30.0
-    scale_down_cooldown: float = 60.0
-    scale_up_cooldown: float = 30.0
-    min_stable_period: float = 10.0
-    enable_elastic: bool = True
-    cross_threshold_guard: bool = True
+    scale_down_threshold: float = setting(0.5, at_least=0)
+    scale_up_threshold: float = setting(0.8, above=0)
+    min_workers: int = setting(1, at_least=0)
+    max_workers: int = setting(8, at_least=0)
+    requests_per_worker_capacity: int = setting(8, at_least=1)
+    monitoring_interval: float = setting(5.0, above=0)
+    drain_timeout: float = setting(30.0, above=0)
+    scale_down_cooldown: float = setting(60.0, at_least=0)
+    scale_up_cooldown: float = setting(30.0, at_least=0)
+    min_stable_period: float = setting(10.0, at_least=0)
+    enable_elastic: bool = setting(True)
+    cross_threshold_guard: bool = setting(True)
 
     @classmethod
     def read(cls, raw: Mapping[str, Setting], min_workers: int, max_workers: int) -> "LoadRatio":
@@ -47,26 +48,9 @@ class LoadRatio:
         reader = Reader("load_ratio", raw)
         reader.reject_unknown(field.name for field in dataclasses.fields(cls))
         check_bounds(reader, min_workers, max_workers)
-        policy = cls(
-            scale_down_threshold=reader.number("scale_down_threshold", 0.5, at_least=0),
-            scale_up_threshold=reader.number("scale_up_threshold", 0.8, above=0),
-            min_workers=min_workers,
-            max_workers=max_workers,
-            requests_per_worker_capacity=reader.integer("requests_per_worker_capacity", 8, at_least=1) or 8,
-            monitoring_interval=reader.number("monitoring_interval", 5.0, above=0),
-            drain_timeout=reader.number("drain_timeout", 30.0, above=0),
-            scale_down_cooldown=reader.number("scale_down_cooldown", 60.0, at_least=0),
-            scale_up_cooldown=reader.number("scale_up_cooldown", 30.0, at_least=0),
-            min_stable_period=reader.number("min_stable_period", 10.0, at_least=0),
-            enable_elastic=reader.flag("enable_elastic", True),
-            cross_threshold_guard=reader.flag("cross_threshold_guard", True),
-        )
-        if policy.scale_down_threshold >= policy.scale_up_threshold:
-            raise reader.bad(
-                "scale_down_threshold",
-                f"it must be below scale_up_threshold ({policy.scale_up_threshold:g})",
-                "Leave a gap between them, e.g. 0.5 and 0.8.",
-            )
+        policy = cls(**(values(cls, reader) | {"min_workers": min_workers, "max_workers": max_workers}))
+        low, high = policy.scale_down_threshold, policy.scale_up_threshold
+        check_gap(reader, "scale_down_threshold", low, "scale_up_threshold", high)
         if policy.monitoring_interval > policy.min_stable_period > 0:
             raise reader.bad(
                 "monitoring_interval",
@@ -80,22 +64,6 @@ class LoadRatio:
     def name(self) -> str:
         return "load_ratio"
 
-    @property
-    def monitoring_interval_s(self) -> float:
-        return self.monitoring_interval
-
-    @property
-    def capacity(self) -> int:
-        return self.requests_per_worker_capacity
-
-    @property
-    def drain_timeout_s(self) -> float:
-        return self.drain_timeout
-
-    @property
-    def settings(self) -> Mapping[str, object]:
-        return dataclasses.asdict(self)
-
     def decide(self, inputs: PolicyInputs) -> PolicyAnswer:
         """One worker more, one less, or the present count."""
         present = inputs.active + inputs.starting
@@ -103,7 +71,7 @@ class LoadRatio:
             return self._hold(inputs, "ELASTIC_DISABLED", "enable_elastic is false")
         if present == 0:
             return self._from_zero(inputs)
-        load, ratio_up = inputs.load, self._ratio(inputs.at_least if inputs.load is None else inputs.load, present)
+        load, ratio_up = inputs.load, self._ratio(known_load(inputs), present)
         if ratio_up > self.scale_up_threshold:
             return self._up(inputs, present, ratio_up)
         if load is None:
