@@ -41,7 +41,6 @@ class Stray(int):
     """The pid of a process that a stack has left; an assertion that meets one shows its command line."""
 
     command: str
-    __str__ = int.__repr__  # /proc/{pid}
 
     def __repr__(self) -> str:
         return f"{int(self)} ({self.command})"
