@@ -278,7 +278,7 @@ async def blocked_by(peer: Hostile, s: Shim) -> int:
 
 
 async def test_a_router_that_opens_streams_and_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F12: refusals that it does not read are bounded; then its link is ended, its requests are aborted, and the shim
+    """refusals that it does not read are bounded; then its link is ended, its requests are aborted, and the shim
     serves on."""
     async with engine_of(says(BIG + bytes(2 * WINDOW_BYTES))) as engine, shim(engine.address) as s:
         async with hostile(s.port) as peer:
@@ -300,7 +300,7 @@ async def test_a_router_that_opens_streams_and_reads_nothing(monkeypatch: pytest
 
 
 async def test_a_router_that_reads_nothing_for_long() -> None:
-    """F12: without any further word of it, too."""
+    """without any further word of it, too."""
     async with engine_of(says(BIG + bytes(2 * WINDOW_BYTES))) as engine, shim(engine.address, dead_s=1.0) as s:
         async with hostile(s.port) as peer:
             await blocked_by(peer, s)
@@ -451,7 +451,7 @@ async def routed(bad: BadShim, good: TcpAddress, dead_s: float = 20.0) -> AsyncI
 
 
 async def test_a_shim_that_takes_no_cancellations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F12 RT5: what it does not read is bounded; then the link ends and what runs on it goes another way, unseen."""
+    """RT5: what it does not read is bounded; then the link ends and what runs on it goes another way, unseen."""
     monkeypatch.setattr(link_connection, "MAX_UNREAD_BYTES", 5 * HEAD_BYTES)
     async with (
         engine_of(says(stream_of(2))) as engine,
@@ -475,7 +475,7 @@ async def test_a_shim_that_takes_no_cancellations(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_shim_that_reads_nothing_for_long() -> None:
-    """F12 RT5: new requests take connections of their own; what waits is retried once the link is ended."""
+    """RT5: new requests take connections of their own; what waits is retried once the link is ended."""
     async with (
         engine_of(says(stream_of(2))) as engine,
         bad_shim() as bad,

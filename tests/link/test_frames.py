@@ -9,6 +9,7 @@ from springtide.link.frames import (
     CLOSE,
     CREDIT,
     DATA,
+    EVENTS,
     GOAWAY,
     HEAD,
     MAX_PAYLOAD_BYTES,
@@ -219,3 +220,36 @@ async def test_close_after_what_waits_and_abort_at_once() -> None:
     assert closing_far.lost == [None]
     assert not opening.streams
     assert not taking.streams
+
+
+async def test_random_mutations_of_answers() -> None:
+    """The router's side, too: frames of a shim broken at random, cut anywhere, for streams that were never opened."""
+    rng = random.Random(5)
+    whole = b"".join(
+        frame(DATA, n, b"HTTP/1.1 200 OK\r\n\r\n") + frame(EVENTS | 2, n, b"x" * 30) + frame(DATA, n, b"0\r\n\r\n")
+        for n in (1, 2, 3)
+    )
+    whole += frame(PONG, 0, b"12345678") + frame(CLOSE, 2) + frame(RESET, 3) + frame(GOAWAY, 0, b"enough")
+    ended = 0
+    for _ in range(800):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(data))
+            data[at : at + rng.choice((0, 1, 30))] = rng.randbytes(rng.choice((0, 1, 30)))
+            data = data or bytearray(b"x")
+        opening, wire, _, _ = ends()
+        fars = [opening.open() for _ in range(3)]
+        for stream, far in fars:
+            stream.on_events = lambda payload, count, far=far: far.data_received(payload)
+        at = 0
+        while at < len(data):
+            step = rng.randint(1, 200)
+            opening.data_received(bytes(data[at : at + step]))
+            at += step
+        await asyncio.sleep(0)
+        assert opening.closed == wire.closed
+        assert len(opening.streams) <= 3
+        if opening.closed:
+            ended += 1
+            assert all(len(far.lost) == 1 for _, far in fars)
+    assert 100 < ended < 800
