@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from springtide.link.connection import Link
 
-JOIN_S = 0.0005
+JOIN_S = 0.001
 
 
 _SELECTABLE = 1024
