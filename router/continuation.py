@@ -20,7 +20,7 @@ from router.core.terms import Terms, terms
 from router.upstream import AttemptEnd, Dispatcher
 from router.waiting import seated
 from springtide import telemetry
-from springtide.dataplane import OutcomeKind, Route, UpstreamPool
+from springtide.dataplane import FAULT_HEADER, Outcome, OutcomeKind, Route, UpstreamPool
 from springtide.dataplane.client import UpstreamFailure, call
 from springtide.errors import Conflict, SpringtideError
 
@@ -38,6 +38,29 @@ _FAULTS = {
 def fault_of(error_type: str) -> str:
     """What a shim's own error event says of its engine (an OutcomeKind's value); empty for an engine's."""
     return _FAULTS.get(error_type, "")
+
+
+def fault_told(outcome: Outcome) -> str:
+    """What the shim says of its engine in the end of a relayed attempt: by its error event, or by FAULT_HEADER."""
+    if outcome.error_type:
+        return fault_of(outcome.error_type)
+    if outcome.kind is not OutcomeKind.ERROR_STATUS:
+        return ""
+    return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")
+
+
+def attempt_end(outcome: Outcome, resumed: bool) -> AttemptEnd:
+    """A relayed attempt's end, whichever front relayed it."""
+    return AttemptEnd(
+        outcome.kind,
+        outcome.response_started,
+        outcome.refusal,
+        outcome.timeout,
+        fault_told(outcome),
+        outcome.events,
+        outcome.first_byte_at,
+        resumed=resumed,
+    )
 
 
 class Ready(NamedTuple):

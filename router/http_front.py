@@ -12,17 +12,16 @@ import orjson
 
 from router.cluster_status import ROUTES as CLUSTER_ROUTES
 from router.cluster_status import ClusterStatus
-from router.continuation import Continuation, fault_of
+from router.continuation import Continuation, attempt_end
 from router.core.admission import Ticket
 from router.core.retry import Verdict
 from router.core.want import read_want
 from router.pairs import Pair
 from router.request_id import new_request_id
 from router.resumed import asking_for_ids, go_on, with_reason
-from router.upstream import AttemptEnd, Dispatcher
+from router.upstream import Dispatcher
 from router.waiting import later
 from springtide.dataplane import (
-    FAULT_HEADER,
     REQUEST_ID_HEADER,
     Answer,
     InvalidJson,
@@ -112,15 +111,15 @@ class HttpFront:
         """Accounts, and sends the request elsewhere where that is right."""
         call: Call = request.state
         way, pair = call.continuation, call.pair
-        if pair is not None and (judged := self._partnered(call, pair, request, outcome)) is not None:
-            return judged
+        if pair is not None and pair.in_doubt(outcome):
+            return Retry(self._paired(call, pair, request, outcome))
         if outcome.kind is OutcomeKind.OK:
             first_byte_at = None if call.resumed else outcome.first_byte_at
             self._dispatcher.served(call.ticket, outcome.events, first_byte_at, FRONT, outcome.finished_at)
             if way is not None:
                 way.close()
             return None
-        end = _attempt_end(call, outcome)
+        end = attempt_end(outcome, call.resumed)
         seat = call.ticket.seat
         if outcome.response_started and way is not None and seat is not None:
             end.continuable = way.lost(end, seat, outcome.error_code)
@@ -225,7 +224,7 @@ class HttpFront:
         way = call.continuation
         try:
             if judging is not None:
-                ruling = await pair.judge(_attempt_end(call, judging))
+                ruling = await pair.judge(attempt_end(judging, call.resumed))
                 if ruling.verdict is Verdict.RETRY:
                     call.fault = judging.answer
                 elif ruling.verdict is not Verdict.REQUEUE:
@@ -242,14 +241,6 @@ class HttpFront:
                 way.close()
             raise
         return pair.route(self._route(call, body))
-
-    def _partnered(self, call: Call, pair: Pair, request: Request, outcome: Outcome) -> Retry | None:
-        """What the partner has to do with an attempt's end; None: nothing."""
-        started = outcome.response_started
-        if not started and pair.doubts(outcome.kind, _fault(outcome), outcome.timeout):
-            return Retry(self._paired(call, pair, request, outcome))
-        pair.over(OutcomeKind.OK if started else outcome.kind)
-        return None
 
     async def _resume(self, call: Call, way: Continuation) -> Answer:
         """A stream that was lost goes on elsewhere, or ends explicitly."""
@@ -350,27 +341,6 @@ def as_reply(error: SpringtideError, request_id: bytes = b"") -> Reply:
     if request_id:
         headers.append((REQUEST_ID_HEADER, request_id))
     return Reply(error.http_status, tuple(headers), orjson.dumps(error.openai_body()))
-
-
-def _attempt_end(call: Call, outcome: Outcome) -> AttemptEnd:
-    return AttemptEnd(
-        outcome.kind,
-        outcome.response_started,
-        outcome.refusal,
-        outcome.timeout,
-        _fault(outcome),
-        outcome.events,
-        outcome.first_byte_at,
-        resumed=call.resumed,
-    )
-
-
-def _fault(outcome: Outcome) -> str:
-    if outcome.error_type:
-        return fault_of(outcome.error_type)
-    if outcome.kind is not OutcomeKind.ERROR_STATUS:
-        return ""
-    return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")
 
 
 def _json(status: int, value: object, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:

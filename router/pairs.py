@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from router.continuation import fault_told
 from router.core.admission import Ticket
 from router.core.pair import (
     MOST_LOSSES,
@@ -31,7 +32,7 @@ from router.core.want import Want
 from router.upstream import AttemptEnd, Dispatcher
 from router.waiting import seated
 from springtide import telemetry
-from springtide.dataplane import FAULT_HEADER, REQUEST_ID_HEADER, OutcomeKind, Route
+from springtide.dataplane import FAULT_HEADER, REQUEST_ID_HEADER, Outcome, OutcomeKind, Route
 from springtide.dataplane.client import UpstreamFailure, call
 from springtide.errors import SpringtideError
 from springtide.model.enums import Role
@@ -164,6 +165,14 @@ class Pair:
         if self._source is None:
             return False
         return self._left if kind is OutcomeKind.ABORTED else doubtful(kind, fault, timeout)
+
+    def in_doubt(self, outcome: Outcome) -> bool:
+        """The end of an attempt that was relayed: True where it must be `judge`d; otherwise it is `over`."""
+        started = outcome.response_started
+        if not started and self.doubts(outcome.kind, fault_told(outcome), outcome.timeout):
+            return True
+        self.over(OutcomeKind.OK if started else outcome.kind)
+        return False
 
     async def judge(self, end: AttemptEnd) -> Ruling:
         """Whose fault it was: accounts for the attempt. A RETRY or REQUEUE is for the caller to `begin` again."""

@@ -9,15 +9,15 @@ import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from router.continuation import Continuation, fault_of
+from router.continuation import Continuation, attempt_end
 from router.core.retry import Verdict
 from router.h2 import wire
 from router.h2.call import FRONT, Call, message_of
 from router.pairs import Pair
 from router.resumed import go_on
-from router.upstream import AttemptEnd, Dispatcher
+from router.upstream import Dispatcher
 from router.waiting import later
-from springtide.dataplane import FAULT_HEADER, Answer, Limits, Outcome, OutcomeKind, Reply, Request, Retry, Route
+from springtide.dataplane import Answer, Limits, Outcome, OutcomeKind, Reply, Request, Retry, Route
 from springtide.dataplane.server import RelayServer
 from springtide.errors import Conflict, Exhausted, InvalidArgument, SpringtideError, Unavailable
 from springtide.http2 import Http2Limits, Http2Server, ServerConnection, Stream, StreamHandler, StreamRelay
@@ -130,16 +130,13 @@ class GenerateFront:
         ticket = call.ticket
         assert ticket is not None
         pair = call.pair
-        if pair is not None:
-            started = outcome.response_started
-            if not started and pair.doubts(outcome.kind, _fault(outcome), outcome.timeout):
-                return Retry(self._paired(call, pair, request, outcome))
-            pair.over(OutcomeKind.OK if started else outcome.kind)
+        if pair is not None and pair.in_doubt(outcome):
+            return Retry(self._paired(call, pair, request, outcome))
         if outcome.kind is OutcomeKind.OK:
             first_byte_at = None if call.resumed else outcome.first_byte_at
             self.dispatcher.served(ticket, outcome.events, first_byte_at, FRONT, outcome.finished_at)
             return None
-        end = _attempt_end(call, outcome)
+        end = attempt_end(outcome, call.resumed)
         way, seat = call.continuation, ticket.seat
         if outcome.response_started and way is not None and seat is not None:
             end.continuable = way.lost(end, seat, outcome.error_code)
@@ -162,7 +159,7 @@ class GenerateFront:
         end is not accounted for yet."""
         try:
             if judging is not None:
-                ruling = await pair.judge(_attempt_end(call, judging))
+                ruling = await pair.judge(attempt_end(judging, call.resumed))
                 error = _error(judging, "")
                 if ruling.verdict is Verdict.RETRY:
                     call.fault = error
@@ -232,27 +229,6 @@ class GenerateFront:
         call.error = call.fault or error or Unavailable("The router is stopping.", reason="STOPPING")
         self.dispatcher.closed(call.ticket, FRONT, OutcomeKind.REFUSED)
         return _ENDED
-
-
-def _attempt_end(call: Call, outcome: Outcome) -> AttemptEnd:
-    return AttemptEnd(
-        outcome.kind,
-        outcome.response_started,
-        outcome.refusal,
-        outcome.timeout,
-        _fault(outcome),
-        outcome.events,
-        outcome.first_byte_at,
-        resumed=call.resumed,
-    )
-
-
-def _fault(outcome: Outcome) -> str:
-    if outcome.error_type:
-        return fault_of(outcome.error_type)
-    if outcome.kind is not OutcomeKind.ERROR_STATUS:
-        return ""
-    return next((value.decode("latin-1") for name, value in outcome.headers if name == FAULT_HEADER), "")
 
 
 def _error(outcome: Outcome, bar: str) -> SpringtideError | None:
