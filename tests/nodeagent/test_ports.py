@@ -12,16 +12,13 @@ from nodeagent.engines import adapter as engines
 from nodeagent.engines.adapter import EngineCommand
 from nodeagent.engines.simulated import SimAdapter
 from nodeagent.ledger import Ledger
-from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
-from nodeagent.setup import NodeSetup, reserve_loopback_port
-from nodeagent.start_slots import StartSlots
-from springtide.clock import SystemClock
+from nodeagent.setup import reserve_loopback_port
 from springtide.model.desired import DesiredWorker
 from springtide.model.enums import ReportedPhase, Want
-from springtide.model.node import Gpu
 from tests.nodeagent.fake_controlplane import launch
 from tests.nodeagent.processes import eventually, kill_marked
+from tests.nodeagent.setups import node_setup
 
 P = ReportedPhase
 
@@ -33,28 +30,9 @@ class TcpSim(SimAdapter):
         return super().command(dataclasses.replace(launch, uds_path=""))
 
 
-class NoMemory:
-    def memory_used_bytes(self, gpu_id: str) -> int | None:
-        return None
-
-
 @pytest.fixture
 async def node(short_dir: Path, marker: str) -> AsyncIterator[Node]:
-    made = Node(
-        NodeSetup(
-            node_id="n-1",
-            marker=marker,
-            runtime_dir=short_dir,
-            ledger=Ledger(short_dir / "workers"),
-            gpus=(Gpu("sim0", simulated=True),),
-            memory=NoMemory(),
-            adapter=lambda name: TcpSim(),
-            clock=SystemClock(),
-            start_slots=StartSlots(1, 60.0),
-            metrics=AgentMetrics(),
-            probe_interval_s=0.1,
-        )
-    )
+    made = Node(node_setup(short_dir, marker, adapter=lambda name: TcpSim()))
     yield made
     await made.close()
     kill_marked(marker)

@@ -4,53 +4,25 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nodeagent.engines.registry import engine_adapter
-from nodeagent.ledger import Ledger
-from nodeagent.metrics import AgentMetrics
 from nodeagent.node import Node
-from nodeagent.setup import NodeSetup, reserve_side_channel
-from nodeagent.start_slots import StartSlots
-from springtide.clock import SystemClock
+from nodeagent.setup import reserve_side_channel
 from springtide.errors import Exhausted, InvalidArgument
 from springtide.model.desired import DesiredWorker
 from springtide.model.enums import ReportedPhase, Want
-from springtide.model.node import Gpu
 from tests.nodeagent.fake_controlplane import launch
 from tests.nodeagent.processes import eventually, kill_marked
+from tests.nodeagent.setups import node_setup
 from tests.ports import free_port
 
 NIXL = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}')
 
 
-class NoMemory:
-    def memory_used_bytes(self, gpu_id: str) -> int | None:
-        return None
-
-
-def make_setup(folder: Path, marker: str = "none", **fields: Any) -> NodeSetup:
-    return NodeSetup(
-        node_id="n-1",
-        marker=marker,
-        runtime_dir=folder,
-        ledger=Ledger(folder / "workers"),
-        gpus=(Gpu("sim0", simulated=True), Gpu("sim1", simulated=True)),
-        memory=NoMemory(),
-        adapter=engine_adapter,
-        clock=SystemClock(),
-        start_slots=StartSlots(2, 60.0),
-        metrics=AgentMetrics(),
-        probe_interval_s=0.1,
-        **fields,
-    )
-
-
 @pytest.fixture
 async def node(short_dir: Path, marker: str) -> AsyncIterator[Node]:
-    made = Node(make_setup(short_dir, marker))
+    made = Node(node_setup(short_dir, marker, gpus=2, starts=2))
     yield made
     await made.close()
     kill_marked(marker)
@@ -70,7 +42,7 @@ def two_free_ports() -> int:
 
 def test_it_is_the_last_free_port_of_the_range_and_never_given_twice(short_dir: Path) -> None:
     first = two_free_ports()
-    setup = make_setup(short_dir, port_first=first, port_last=first + 1)
+    setup = node_setup(short_dir, port_first=first, port_last=first + 1)
     with reserve_side_channel(setup) as one, reserve_side_channel(setup) as other:
         assert one.getsockname() == ("127.0.0.1", first + 1)
         assert other.getsockname() == ("127.0.0.1", first)
@@ -82,21 +54,25 @@ def test_it_is_the_last_free_port_of_the_range_and_never_given_twice(short_dir: 
 
 
 def test_any_port_without_a_range(short_dir: Path) -> None:
-    setup = make_setup(short_dir)
+    setup = node_setup(short_dir, gpus=2, starts=2)
     with reserve_side_channel(setup) as one, reserve_side_channel(setup) as other:
         assert one.getsockname()[1] != other.getsockname()[1]
 
 
 def test_it_listens_where_shims_listen_and_never_on_all_addresses(short_dir: Path) -> None:
     """Others are told this address; 0.0.0.0 is none that they could use."""
-    with reserve_side_channel(make_setup(short_dir, host="0.0.0.0", advertised_host="127.0.0.2")) as sock:
+    with reserve_side_channel(
+        node_setup(short_dir, gpus=2, starts=2, host="0.0.0.0", advertised_host="127.0.0.2")
+    ) as sock:
         assert sock.getsockname()[0] == "127.0.0.2"
-    with reserve_side_channel(make_setup(short_dir, host="127.0.0.1", advertised_host="node-7.example")) as sock:
+    with reserve_side_channel(
+        node_setup(short_dir, gpus=2, starts=2, host="127.0.0.1", advertised_host="node-7.example")
+    ) as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
 
 
 def test_an_address_of_another_host_is_named(short_dir: Path) -> None:
-    setup = make_setup(short_dir, host="0.0.0.0", advertised_host="203.0.113.7")
+    setup = node_setup(short_dir, gpus=2, starts=2, host="0.0.0.0", advertised_host="203.0.113.7")
     with pytest.raises(InvalidArgument, match=r"advertised_host = '203\.0\.113\.7': is no address that engines can"):
         reserve_side_channel(setup)
 
@@ -134,7 +110,7 @@ async def test_no_port_left_is_the_nodes_trouble(short_dir: Path, marker: str) -
     """Not a refusal of the launch: the start is tried again once there is a port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        node = Node(make_setup(short_dir, marker, port_first=port, port_last=port))
+        node = Node(node_setup(short_dir, marker, gpus=2, starts=2, port_first=port, port_last=port))
         try:
             node.apply("s", [DesiredWorker("w-1", "p", 1, Want.RUN, launch=launch(*NIXL))])
             await eventually(lambda: node.reports()[0].phase is ReportedPhase.FAILED)

@@ -12,44 +12,24 @@ from typing import Any
 
 import pytest
 
-from nodeagent.engines.registry import engine_adapter
 from nodeagent.kept_entry import KeptEntry
-from nodeagent.ledger import Ledger, LedgerEntry
-from nodeagent.metrics import AgentMetrics
-from nodeagent.setup import NodeSetup
-from nodeagent.start_slots import StartSlots
+from nodeagent.ledger import LedgerEntry
 from nodeagent.watched_shim import ENDED, Status, WatchedShim
 from springtide.clock import ManualClock, SystemClock
 from springtide.model.enums import Want
-from springtide.model.node import Gpu
 from springtide.processes import identify
 from springtide.v1 import shim_pb2
 from tests.nodeagent.fake_controlplane import launch
 from tests.nodeagent.processes import RunningShim, eventually
+from tests.nodeagent.setups import node_setup
 
 OPEN = shim_pb2.SHIM_ADMISSION_OPEN
-
-
-class NoMemory:
-    def memory_used_bytes(self, gpu_id: str) -> int | None:
-        return None
 
 
 @pytest.fixture
 def kept(short_dir: Path, marker: str) -> KeptEntry:
     """Of a worker that has no shim yet."""
-    setup = NodeSetup(
-        node_id="n-1",
-        marker=marker,
-        runtime_dir=short_dir,
-        ledger=Ledger(short_dir / "workers"),
-        gpus=(Gpu("sim0", simulated=True),),
-        memory=NoMemory(),
-        adapter=engine_adapter,
-        clock=SystemClock(),
-        start_slots=StartSlots(1, 60.0),
-        metrics=AgentMetrics(),
-    )
+    setup = node_setup(short_dir, marker)
     entry = LedgerEntry("w-1", "p", "s", 1, Want.RUN, launch(), incarnation=7, control_path=str(short_dir / "none"))
     return KeptEntry(setup, entry)
 

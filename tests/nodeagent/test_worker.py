@@ -12,21 +12,18 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from nodeagent.engines.registry import engine_adapter
-from nodeagent.ledger import Ledger, LedgerEntry
-from nodeagent.metrics import AgentMetrics
+from nodeagent.ledger import LedgerEntry
 from nodeagent.node import Node
 from nodeagent.setup import NodeSetup
-from nodeagent.start_slots import StartSlots
 from nodeagent.worker import Worker
 from springtide.clock import SystemClock
 from springtide.model.desired import DesiredWorker
 from springtide.model.enums import ReportedPhase, Want
-from springtide.model.node import Gpu
 from springtide.model.worker import WorkerReport
 from springtide.telemetry import new_traceparent, shutdown, spans, trace_id_of
 from tests.nodeagent.fake_controlplane import launch
 from tests.nodeagent.processes import eventually, kill_marked, marked
+from tests.nodeagent.setups import node_setup
 
 P = ReportedPhase
 
@@ -49,19 +46,7 @@ def memory() -> Memory:
 @pytest.fixture
 async def setup(short_dir: Path, marker: str, memory: Memory) -> NodeSetup:
     """A node with two simulated GPUs."""
-    return NodeSetup(
-        node_id="n-1",
-        marker=marker,
-        runtime_dir=short_dir,
-        ledger=Ledger(short_dir / "workers"),
-        gpus=(Gpu("sim0", simulated=True), Gpu("sim1", simulated=True)),
-        memory=memory,
-        adapter=engine_adapter,
-        clock=SystemClock(),
-        start_slots=StartSlots(1, 60.0),
-        metrics=AgentMetrics(),
-        probe_interval_s=0.1,
-    )
+    return node_setup(short_dir, marker, gpus=2, memory=memory)
 
 
 @pytest.fixture
