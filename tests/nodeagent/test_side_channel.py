@@ -54,25 +54,21 @@ def test_it_is_the_last_free_port_of_the_range_and_never_given_twice(short_dir: 
 
 
 def test_any_port_without_a_range(short_dir: Path) -> None:
-    setup = node_setup(short_dir, gpus=2, starts=2)
+    setup = node_setup(short_dir)
     with reserve_side_channel(setup) as one, reserve_side_channel(setup) as other:
         assert one.getsockname()[1] != other.getsockname()[1]
 
 
 def test_it_listens_where_shims_listen_and_never_on_all_addresses(short_dir: Path) -> None:
     """Others are told this address; 0.0.0.0 is none that they could use."""
-    with reserve_side_channel(
-        node_setup(short_dir, gpus=2, starts=2, host="0.0.0.0", advertised_host="127.0.0.2")
-    ) as sock:
+    with reserve_side_channel(node_setup(short_dir, host="0.0.0.0", advertised_host="127.0.0.2")) as sock:
         assert sock.getsockname()[0] == "127.0.0.2"
-    with reserve_side_channel(
-        node_setup(short_dir, gpus=2, starts=2, host="127.0.0.1", advertised_host="node-7.example")
-    ) as sock:
+    with reserve_side_channel(node_setup(short_dir, host="127.0.0.1", advertised_host="node-7.example")) as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
 
 
 def test_an_address_of_another_host_is_named(short_dir: Path) -> None:
-    setup = node_setup(short_dir, gpus=2, starts=2, host="0.0.0.0", advertised_host="203.0.113.7")
+    setup = node_setup(short_dir, host="0.0.0.0", advertised_host="203.0.113.7")
     with pytest.raises(InvalidArgument, match=r"advertised_host = '203\.0\.113\.7': is no address that engines can"):
         reserve_side_channel(setup)
 
