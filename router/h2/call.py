@@ -20,6 +20,7 @@ from router.pairs import Pair
 from router.request_id import new_request_id
 from springtide.dataplane import OutcomeKind, Request
 from springtide.dataplane.exchange import Exchange
+from springtide.dataplane.inbox import Inbox
 from springtide.errors import Internal, InvalidArgument, NotFound, SpringtideError, Unavailable
 from springtide.http2 import Stream
 from springtide.http2.headers import Headers
@@ -221,6 +222,11 @@ class Call:
         self._started = True
         self._stream.send_headers(wire.HEAD)
         self._stream.send(data[end:])
+
+    @property
+    def inbox(self) -> Inbox:
+        """For what comes while the stream runs."""
+        return self.front.relay.inbox
 
     def steady_write(self) -> Callable[[bytes], None]:
         """What writes the messages of a stream that runs."""

@@ -11,6 +11,7 @@ answer that is no event stream is its failure.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from springtide.dataplane.events import EventStream, EventTooLong, error_object, is_plain_chunk
@@ -35,7 +36,7 @@ from springtide.dataplane.messages import (
     error_body,
     error_reply,
 )
-from springtide.dataplane.upstream import Upstream
+from springtide.dataplane.upstream import Job, Upstream
 
 if TYPE_CHECKING:
     from springtide.dataplane.exchange import Exchange
@@ -81,6 +82,7 @@ class Attempt:
         "scan",
         "sent",
         "shaper",
+        "spent",
         "started",
         "started_at",
         "steady",
@@ -106,6 +108,7 @@ class Attempt:
         self.held: list[bytes] = []
         self.held_size = 0
         self.shaper = route.shaper
+        self.spent = False  # the shaper has closed the stream or failed
         self.resumes = exchange.streaming
         self.started = exchange.streaming  # any byte of the answer went to the client
         self.begun = False  # any byte of this attempt did
@@ -196,19 +199,49 @@ class Attempt:
         except (FramingError, EventTooLong, ShapeError) as error:
             self.fail(OutcomeKind.BAD_RESPONSE, detail=str(error))
 
-    def upstream_events(self, data: bytes, count: int) -> None:
+    def upstream_read(self, data: bytes) -> Job:
+        """One read of several that came together."""
+        if self.steady is not None:
+            if is_plain_chunk(data):
+                return self.upstream_events(data, 1)
+            self.steady = None
+        return self.upstream_data, data
+
+    def upstream_events(self, data: bytes, count: int) -> Job:
         """One chunk of `count` whole events that the relay before this one has looked at: no error, comment or end."""
-        scan, shaper = self.scan, self.shaper
-        if scan is None or not self.begun or scan.partial or not (self.verbatim or shaper):
-            self.upstream_data(data)
-            return
+        towards, shaper = self.steady, self.shaper
+        if towards is None:
+            scan = self.scan
+            if self.spent or scan is None or not self.begun or scan.partial or not (self.verbatim or shaper):
+                return self.upstream_data, data
+            towards = self.steady = self.exchange.client.steady_write()
         self.active = True
-        scan.count += count
+        self.passed += count
         self.sent += len(data)
         if shaper is None:
-            self.exchange.client.transport.write(data)
-        else:
-            self._shape(shaper, data, self.exchange.client.transport.write)
+            return towards, data
+        try:
+            shaped = shaper.feed(data[data.find(b"\n") + 1 : -2])
+        except ShapeError as error:
+            self._spend()
+            return partial(self._misshapen, str(error)), b""
+        if not self.plain:
+            shaped = chunk(shaped)
+        if shaper.ended:
+            self._spend()
+            return partial(self._finish_with, towards), shaped
+        return towards, shaped
+
+    def _spend(self) -> None:
+        """What the last events came to ends the attempt: no further ones are looked at."""
+        self.spent, self.steady = True, None
+
+    def _misshapen(self, detail: str, _: bytes) -> None:
+        self.fail(OutcomeKind.BAD_RESPONSE, detail=detail)
+
+    def _finish_with(self, towards: Callable[[bytes], None], shaped: bytes) -> None:
+        towards(shaped)
+        self._finish()
 
     def _shape(self, shaper: Shaper, data: bytes, towards: Callable[[bytes], None]) -> None:
         """One chunk of whole events."""
@@ -310,11 +343,11 @@ class Attempt:
                     if shaper.ended:
                         self._finish()
                     elif events is payload and body.aligned:
-                        self.steady = client.steady_write()
+                        self._be_steady()
                 elif not (events is payload and self.verbatim and body.aligned):
                     client.transport.write(self._encode(events))
                 else:
-                    self.steady = client.steady_write()
+                    self._be_steady()
                     # `pass_on` is for one chunk: a read may hold several when tokens come faster than they are read.
                     if client.linked and data.find(b"\r\n") + 4 + len(payload) == len(data):
                         client.pass_on(data, scan.count - before)
@@ -347,6 +380,12 @@ class Attempt:
                 self._complete()
             else:
                 self.fail(OutcomeKind.UPSTREAM_EOF, detail="the event stream ended without [DONE]")
+
+    def _be_steady(self) -> None:
+        client = self.exchange.client
+        self.steady = client.steady_write()
+        if self.conn is not None:
+            self.conn.inbox = client.inbox
 
     def _finish(self) -> None:
         """The shaper has closed the stream: the upstream's rest is not wanted."""

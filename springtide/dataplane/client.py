@@ -20,7 +20,7 @@ from springtide.dataplane.events import EventStream, EventTooLong, error_object,
 from springtide.dataplane.framing import Body, FramingError
 from springtide.dataplane.heads import HeadError, body_of, encode_request, parse_response_head
 from springtide.dataplane.messages import Address, Headers, Limits, OutcomeKind, Request, Route
-from springtide.dataplane.upstream import Upstream, UpstreamPool
+from springtide.dataplane.upstream import Job, Upstream, UpstreamPool
 
 _HIGH_WATER_BYTES = 256 * 1024
 
@@ -93,9 +93,13 @@ class Answer:
                 self._conn.hold_back(True)
         self._wake()
 
-    def upstream_events(self, data: bytes, count: int) -> None:
+    def upstream_read(self, data: bytes) -> Job:
+        """One read of several."""
+        return self.upstream_data, data
+
+    def upstream_events(self, data: bytes, count: int) -> Job:
         """One read over a link."""
-        self.upstream_data(data)
+        return self.upstream_data, data
 
     def upstream_lost(self, error: Exception | None) -> None:
         """The connection ended."""

@@ -148,8 +148,16 @@ class EventStream:
             raise EventTooLong(f"an event is longer than {self.max_event_bytes} bytes")
 
 
-_SIZES = {b"%x" % size: size for size in range(1, 4096)}
-"""Sizes of chunks as engines write them."""
+def _beginning(size: int) -> bytes:
+    """How a chunk of so many bytes in all begins, as engines write it; empty where there is none."""
+    for digits in (1, 2, 3):
+        payload = size - 4 - digits
+        if payload > 0 and len(f"{payload:x}") == digits:
+            return b'%x\r\ndata: {"' % payload
+    return b""
+
+
+_BEGINNINGS = tuple(_beginning(size) for size in range(4096))
 
 
 def is_plain_chunk(data: bytes) -> bool:
@@ -157,14 +165,15 @@ def is_plain_chunk(data: bytes) -> bool:
 
     What this says no to may be that all the same: it is for what nearly every read of a stream is.
     """
-    start = data.find(b"\r\n", 0, 8) + 2
-    size = len(data) - start - 2
+    size = len(data)
+    beginning = _BEGINNINGS[size] if size < 4096 else b""
+    start = len(beginning)
     return (
-        _SIZES.get(data[: start - 2]) == size
-        and data.find(b"\n", start) == start + size - 2
+        start > 0
+        and data.startswith(beginning)
+        and data.find(b"\n", start) == size - 4
         and data.endswith(b"\n\n\r\n")
-        and data.startswith(b'data: {"', start)
-        and not data.startswith(b"error", start + 8)
+        and not data.startswith(b"error", start)
     )
 
 

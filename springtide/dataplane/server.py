@@ -16,6 +16,7 @@ from typing import cast
 from springtide.dataplane.exchange import Exchange
 from springtide.dataplane.framing import Body, FramingError
 from springtide.dataplane.heads import HeadError, RequestHeads, ResponseHeads, body_of, encode_reply
+from springtide.dataplane.inbox import Inbox, PassInbox
 from springtide.dataplane.messages import Address, Director, Limits, Request, error_reply
 from springtide.dataplane.upstream import UpstreamPool, set_nodelay
 
@@ -230,13 +231,14 @@ class ClientConnection(asyncio.Protocol):
         if data:
             self.transport.write(data)
 
+    @property
+    def inbox(self) -> Inbox:
+        """For what comes for this client while its stream runs."""
+        return self.server.inbox
+
     def steady_write(self) -> Callable[[bytes], None]:
         """What writes the chunks of a stream that runs: of one whole event each."""
-        return self.pass_one if self.linked else self.transport.write
-
-    def pass_one(self, data: bytes) -> None:
-        """`pass_on` of one event."""
-        self.pass_on(data, 1)
+        return self.transport.write
 
     def pass_on(self, data: bytes, count: int) -> None:
         """Writes one chunk of `count` whole events; a link says so to the relay at its other end."""
@@ -323,6 +325,7 @@ class RelayServer:
         self.director = director
         self.limits = limits or Limits()
         self.pool = UpstreamPool(self.limits)
+        self.inbox = PassInbox(self)
         self.request_heads = RequestHeads(self.limits.max_headers)
         self.response_heads = ResponseHeads()
         self.upgrades: Callable[[ClientConnection, Request], bool] | None = None

@@ -6,9 +6,14 @@ A connection carries one exchange at a time. Its bytes go straight to the `Sink`
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, cast
 
+from springtide.dataplane.inbox import Inbox
 from springtide.dataplane.messages import Address, Limits, TcpAddress
+
+Job = tuple[Callable[[bytes], None], bytes]
+"""What is to be done with which bytes."""
 
 
 class Sink(Protocol):
@@ -18,8 +23,14 @@ class Sink(Protocol):
         """One read."""
         ...
 
-    def upstream_events(self, data: bytes, count: int) -> None:
-        """Over a link: one chunk of `count` whole events, none of them an error, a comment or the end."""
+    def upstream_read(self, data: bytes) -> Job:
+        """One read of several that came together. Looks at it, and gives what is to be done before anything else
+        happens to this connection."""
+        ...
+
+    def upstream_events(self, data: bytes, count: int) -> Job:
+        """Over a link: one chunk of `count` whole events, none of them an error, a comment or the end. Gives what
+        is to be done, as `upstream_read`."""
         ...
 
     def upstream_lost(self, error: Exception | None) -> None:
@@ -37,7 +48,7 @@ def set_nodelay(transport: asyncio.BaseTransport) -> None:
 class Upstream(asyncio.Protocol):
     """One connection. `served` counts exchanges begun on it; `idle_since` is the loop's clock."""
 
-    __slots__ = ("address", "held", "idle_since", "linked", "pool", "served", "sink", "transport")
+    __slots__ = ("address", "held", "idle_since", "inbox", "linked", "pool", "served", "sink", "transport")
 
     transport: asyncio.Transport
 
@@ -49,27 +60,40 @@ class Upstream(asyncio.Protocol):
         self.held = False
         self.idle_since = 0.0
         self.linked = False  # a stream of a link
+        self.inbox: Inbox | None = None
+        """Where what comes is kept until there is time for all of it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         set_nodelay(transport)
 
     def data_received(self, data: bytes) -> None:
-        sink = self.sink
+        inbox, sink = self.inbox, self.sink
+        if inbox is not None:
+            if not inbox.skip:
+                if not inbox.reads:
+                    inbox.wake()
+                inbox.reads.append((self, sink, data))
+                return
+            inbox.skip -= 1
         if sink is not None:
             sink.upstream_data(data)
         else:
-            # Nobody asked: whatever this is, the connection is out of step.
-            self.pool.forget(self)
-            self.transport.abort()
+            self.stray()
 
-    def events_received(self, data: bytes, count: int) -> None:
+    def stray(self) -> None:
+        """Something came that nobody asked for: whatever it is, the connection is out of step."""
+        self.pool.forget(self)
+        self.transport.abort()
+
+    def give_up(self, _: bytes = b"") -> None:
+        """Its user failed on it: it ends, as if the upstream had closed it."""
+        self.transport.abort()
+
+    def events_received(self, data: bytes, count: int) -> Job:
         """From a link: see `Sink`."""
         sink = self.sink
-        if sink is not None:
-            sink.upstream_events(data, count)
-        else:
-            self.data_received(data)
+        return (self.data_received, data) if sink is None else sink.upstream_events(data, count)
 
     def eof_received(self) -> bool:
         # Not left to the transport, which would first try to write out what is still buffered.
@@ -78,6 +102,8 @@ class Upstream(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.inbox is not None:
+            self.inbox.look()  # what came before
         sink, self.sink = self.sink, None
         if sink is not None:
             sink.upstream_lost(exc)
@@ -94,12 +120,12 @@ class Upstream(asyncio.Protocol):
 
     def drop(self) -> None:
         """Cuts the connection at once. For an engine this is what aborts its request."""
-        self.sink = None
+        self.sink = self.inbox = None
         self.transport.abort()
 
     def release(self, now: float) -> None:
         """Gives the connection back for the next exchange. `now`: the loop's clock."""
-        self.sink = None
+        self.sink = self.inbox = None
         self.pool.put(self, now)
 
 

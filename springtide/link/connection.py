@@ -43,7 +43,7 @@ from springtide.link.frames import (
     frame,
 )
 from springtide.link.pace import Pace
-from springtide.link.stream import Stream
+from springtide.link.stream import Job, Stream, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class Link(asyncio.Protocol):
             data = self._rest + data
             self._rest = b""
         streams = self.streams
+        jobs: list[Job] = []
         at, size, frames = 0, len(data), 0
         try:
             while size - at >= HEAD_BYTES and not self.closed:
@@ -112,21 +113,29 @@ class Link(asyncio.Protocol):
                     break
                 at = end
                 frames += 1
+                stream = streams.get(number)
+                if word >= _EVENTS:
+                    payload = data[start:end]
+                    if stream is None:
+                        self._late_events(number)
+                    elif (job := stream.take_events(payload, word >> KIND_SHIFT & MAX_EVENTS)) is not None:
+                        jobs.append(job)
+                    else:
+                        carry_out(jobs)
+                        stream.take(payload)
+                    continue
+                if jobs:
+                    carry_out(jobs)
                 if 0 < word < _CONTROL:  # DATA; an empty one is no frame
-                    stream = streams.get(number)
                     if stream is not None:
                         stream.take(data[start:end])
                     else:
                         self._first(number, data[start:end])
-                elif word >= _EVENTS:
-                    stream = streams.get(number)
-                    if stream is not None:
-                        stream.take_events(data[start:end], word >> KIND_SHIFT & MAX_EVENTS)
-                    elif number > self.last_id:
-                        raise LinkError(f"events for stream {number}, which was never opened")
                 else:
                     self._control(number, word >> KIND_SHIFT, data[start:end])
+            carry_out(jobs)
         except LinkError as error:
+            carry_out(jobs)
             self.fail(str(error), error.reason)
         carried = self.carried
         carried.frames_in += frames
@@ -170,6 +179,11 @@ class Link(asyncio.Protocol):
             if stream is not None:
                 stream.take(payload)
         # else: it was closed here while this was on its way
+
+    def _late_events(self, number: int) -> None:
+        if number > self.last_id:
+            raise LinkError(f"events for stream {number}, which was never opened")
+        # else: it was closed here while these were on their way
 
     def opened(self, number: int) -> Stream | None:
         """The peer opens a stream; None: it is refused. Raises LinkError where it may not."""

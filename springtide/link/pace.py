@@ -12,7 +12,10 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from springtide.dataplane.inbox import hand_out
+
 if TYPE_CHECKING:
+    from springtide.dataplane.inbox import Read
     from springtide.link.connection import Link
 
 JOIN_S = 0.001
@@ -34,16 +37,20 @@ def _inbox() -> "select.epoll | None":
 
 
 class Pace:
-    """Of all links of one server, or of one router. `join_s` 0: never rests."""
+    """Of all links of one server, or of one router. `join_s` 0: never rests. It is also the inbox of the connections
+    whose streams go out over these links: what they have read is looked at right before the links write."""
 
-    __slots__ = ("_dirty", "_inbox", "_join_s", "_written_at", "hurried", "loop")
+    skip = 0
+    __slots__ = ("_dirty", "_due", "_inbox", "_join_s", "_written_at", "hurried", "loop", "reads")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, join_s: float) -> None:
         self.loop = loop
         self.hurried = False
         """Something must not wait for others."""
         self._join_s = join_s
+        self.reads: list[Read] = []
         self._dirty: list[Link] = []
+        self._due = False  # a pass is ordered
         self._written_at = 0.0
         self._inbox = _inbox() if join_s else None
 
@@ -56,8 +63,19 @@ class Pace:
     def add(self, link: "Link") -> None:
         """A link has something to write."""
         self._dirty.append(link)
-        if len(self._dirty) == 1:
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to look at or to write."""
+        if not self._due:
+            self._due = True
             self.loop.call_soon(self._pass)
+
+    def look(self) -> None:
+        """Gives what was read to the streams that it is for."""
+        while self.reads:
+            reads, self.reads = self.reads, []
+            hand_out(reads)
 
     def _pass(self) -> None:
         if self._inbox is not None and not self.hurried:
@@ -70,7 +88,8 @@ class Pace:
         self._write()
 
     def _write(self) -> None:
-        self.hurried = False
+        self.look()
+        self.hurried = self._due = False
         dirty, self._dirty = self._dirty, []
         for link in dirty:
             link.flush()

@@ -3,8 +3,10 @@ connection of its own would be: same director, same limits, same answers.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
+from springtide.dataplane.inbox import Inbox
 from springtide.dataplane.messages import Request
 from springtide.dataplane.server import ClientConnection, RelayServer
 from springtide.link.connection import Link
@@ -29,13 +31,18 @@ def is_linked(request: Request) -> bool:
 class StreamConnection(ClientConnection):
     """A stream of a link as one of the server's connections."""
 
-    __slots__ = ("pass_on",)
+    __slots__ = ()
     linked = True
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # On the path of every token: no call in between.
-        self.pass_on = cast(Stream, transport).write_events  # type: ignore[method-assign]
-        super().connection_made(transport)
+    @property
+    def inbox(self) -> Inbox:
+        return cast(Stream, self.transport).link.pace
+
+    def steady_write(self) -> Callable[[bytes], None]:
+        return cast(Stream, self.transport).write_event  # on the path of every token: no call in between
+
+    def pass_on(self, data: bytes, count: int) -> None:
+        cast(Stream, self.transport).write_events(data, count)
 
 
 class ServerLink(Link):

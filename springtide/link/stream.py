@@ -32,6 +32,28 @@ log = logging.getLogger(__name__)
 
 _pack = HEAD.pack
 _HALF = WINDOW_BYTES // 2
+_ONE_EVENT = (EVENTS | 1) << KIND_SHIFT
+
+Job = tuple["Stream", Callable[[bytes], None], bytes]
+"""What is to be done with bytes of a stream, unless the stream has ended meanwhile."""
+
+
+def carry_out(jobs: list[Job]) -> None:
+    """What the events of one read came to, in their order. First all of them are looked at, then all are written: a
+    system call between two of them would drive the interpreter out of the processor's caches each time."""
+    work = iter(jobs)
+    stream: Stream | None = None
+    while True:
+        try:
+            for stream, do, data in work:
+                if not stream.gone:
+                    do(data)
+            break
+        except Exception:
+            log.exception("a stream of a link failed")
+            if stream is not None:
+                stream.abort()
+    jobs.clear()
 
 
 class Stream:
@@ -59,8 +81,8 @@ class Stream:
         self.link = link
         self.id = number
         self.protocol: asyncio.Protocol
-        self.on_events: Callable[[bytes, int], None] | None = None
-        """Takes what is known to be whole events; None: the peer may not send any."""
+        self.on_events: Callable[[bytes, int], tuple[Callable[[bytes], None], bytes]] | None = None
+        """Looks at what is known to be whole events, and says what is to be done; None: the peer may not send any."""
         self.gone = False
         self.urgent = True
         """The next bytes answer something that just came: they do not wait for others."""
@@ -96,8 +118,8 @@ class Stream:
                 self._grant()
             self._hand(payload)
 
-    def take_events(self, payload: bytes, count: int) -> None:
-        """An EVENTS frame. Raises LinkError."""
+    def take_events(self, payload: bytes, count: int) -> Job | None:
+        """An EVENTS frame: what is to be done with it. None: it is to be taken as DATA is. Raises LinkError."""
         room = self._room - len(payload)
         to = self.on_events
         if to is None:
@@ -105,14 +127,17 @@ class Stream:
         if self._paused or self._held or room < _HALF or not count or not payload:
             if not payload:
                 raise LinkError(f"an empty frame of events for stream {self.id}")
-            self.take(payload)
-            return
+            return None
         self._room = room
         try:
-            to(payload, count)
+            do, data = to(payload, count)
         except Exception:
             log.exception("a stream of a link failed")
-            self.abort()
+            return self, self._give_up, b""  # in its turn: what came before is the client's
+        return self, do, data
+
+    def _give_up(self, _: bytes) -> None:
+        self.abort()
 
     def _hand(self, payload: bytes) -> None:
         try:
@@ -202,6 +227,19 @@ class Stream:
             return
         self._credit -= size
         link.out += (_pack(self.id, (EVENTS | count) << KIND_SHIFT | size), data)
+        if not link.waking:
+            link.waking = True
+            link.pace.add(link)
+
+    def write_event(self, data: bytes) -> None:
+        """`write_events` of one."""
+        size = len(data)
+        link = self.link
+        if size > self._credit or size > MAX_PAYLOAD_BYTES or self._pending or self._closing or link.blocked:
+            self.write(data)
+            return
+        self._credit -= size
+        link.out += (_pack(self.id, _ONE_EVENT | size), data)
         if not link.waking:
             link.waking = True
             link.pace.add(link)
