@@ -97,7 +97,7 @@ class Continuation:
         self._lost_by = ""
         self._reason = ""
         self._tries = 0
-        self._loop = asyncio.get_running_loop()
+        self._loop = dispatcher.loop
 
     @staticmethod
     def begin(

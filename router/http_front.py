@@ -39,6 +39,8 @@ TOKEN_ROUTES = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embedd
 FRONT = "http"
 CONTINUATION_HEADER = b"x-springtide-continuation"
 """On streams: how this one would be continued on another worker (exact, same-distribution, none)."""
+_TOLD = {g: ((CONTINUATION_HEADER, g.encode()),) for g in ("exact", "same-distribution", "none")}
+_TRACEPARENT = b"traceparent"
 _JSON = (b"content-type", b"application/json")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -176,20 +178,22 @@ class HttpFront:
             raise InvalidArgument(field="stream", value=stream, problem="is not a boolean", remedy="Say true or false.")
         want = read_want(extensions, body, len(request.body), request_id.decode("latin-1"))
         ticket = self._dispatcher.open(model, None, want, request.started_at)
-        served = self._dispatcher.admission.fleet.table.pools[ticket.pool].served_model_name
+        fleet = self._dispatcher.admission.fleet
+        served = fleet.table.pools[ticket.pool].served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
         call = Call(ticket, request_id, stream is True, changed)
-        if self._dispatcher.admission.fleet.pairs:
+        if fleet.pairs:
             sent = body if changed is None else {**body, "model": served}
             call.pair = Pair.of(self._dispatcher, ticket, FRONT, request.path, model, sent)
             if call.pair is not None:
-                call.pair.traceparent = (request.header(b"traceparent") or b"").decode("latin-1")
+                call.pair.traceparent = extensions.get(_TRACEPARENT, b"").decode("latin-1")
         if call.stream and request.path != "/v1/embeddings":
             chat = request.path == "/v1/chat/completions"
             way = call.continuation = Continuation.begin(
                 self._dispatcher, ticket, FRONT, chat, body if served == model else {**body, "model": served}
             )
-            way.traceparent = (request.header(b"traceparent") or b"").decode("latin-1")
+            if _TRACEPARENT in extensions:
+                way.traceparent = extensions[_TRACEPARENT].decode("latin-1")
             if way.terms is not None and not way.terms.ids_visible:
                 call.body = asking_for_ids(changed or request.body, body)
         return call
@@ -213,7 +217,7 @@ class HttpFront:
         if way.kept is not None:
             way.kept.restart()
         route.shaper = way.kept
-        route.reply_headers = (*route.reply_headers, (CONTINUATION_HEADER, way.guarantee.encode()))
+        route.reply_headers += _TOLD[way.guarantee]
         return route
 
     # ------------------------------------------------------------ two workers

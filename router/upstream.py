@@ -103,7 +103,7 @@ class Dispatcher:
         self._timers: dict[str, tuple[float, asyncio.Handle]] = {}
         self._hot: set[str] = set()
         self._served: dict[tuple[str, str], Count] = {}
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
 
     @property
     def upstreams(self) -> UpstreamPool | None:
@@ -120,20 +120,20 @@ class Dispatcher:
     def snapshot(self, table: RoutingTable) -> Change:
         """Takes a snapshot and dispatches what it makes possible."""
         before = self._endpoints()
-        change = self.admission.fleet.snapshot(table, self._loop.time())
+        change = self.admission.fleet.snapshot(table, self.loop.time())
         self._moved(before)
         return change
 
     def delta(self, delta: RoutingDelta) -> Change:
         """Takes a delta and dispatches what it makes possible."""
         before = self._endpoints()
-        change = self.admission.fleet.delta(delta, self._loop.time())
+        change = self.admission.fleet.delta(delta, self.loop.time())
         self._moved(before)
         return change
 
     def loads(self, loads: tuple[WorkerLoad, ...]) -> None:
         """Takes the shims' counts."""
-        self.admission.fleet.loads(loads, self._loop.time())
+        self.admission.fleet.loads(loads, self.loop.time())
 
     def _endpoints(self) -> set[str]:
         return {seat.worker.endpoint for seat in self.admission.fleet.all()}
@@ -157,7 +157,7 @@ class Dispatcher:
 
     def open(self, model: str, deadline: float | None = None, want: Want = NOTHING, now: float | None = None) -> Ticket:
         """A ticket. Raises NotFound that names the known models, Unavailable before the first table."""
-        return self.admission.open(model, self._loop.time() if now is None else now, deadline, want)
+        return self.admission.open(model, self.loop.time() if now is None else now, deadline, want)
 
     def place(self, ticket: Ticket, now: float | None = None) -> bool:
         """True: `ticket.seat` is set. False: it is held, and `hold` says whom to tell.
@@ -165,7 +165,7 @@ class Dispatcher:
         Raises Unavailable or Exhausted with `retry_after_s`.
         """
         try:
-            return self.admission.admit(ticket, self._loop.time() if now is None else now)
+            return self.admission.admit(ticket, self.loop.time() if now is None else now)
         except SpringtideError as error:
             self._rejected(ticket, error)
             raise
@@ -175,7 +175,7 @@ class Dispatcher:
         self._held[ticket] = (grant, deny)
         self._demanded(ticket.pool)
         # Not from within: somebody behind an excluded ticket may have a seat at once.
-        self._wake(ticket.pool, self._loop.time())
+        self._wake(ticket.pool, self.loop.time())
 
     def cancel(self, ticket: Ticket, front: str) -> None:
         """The client of a held ticket left. Nothing happens to one that was granted or denied already."""
@@ -187,7 +187,7 @@ class Dispatcher:
         """Accounts for an attempt's end and says what follows. A RETRY or REQUEUE is for the caller to `place`."""
         if end.kind is OutcomeKind.OK:
             first_byte_at = None if end.resumed else end.first_byte_at
-            return self.served(ticket, end.events, first_byte_at, front, self._loop.time())
+            return self.served(ticket, end.events, first_byte_at, front, self.loop.time())
         ruling = rule(
             end.kind,
             response_started=end.response_started,
@@ -199,7 +199,7 @@ class Dispatcher:
             continuable=end.continuable,
         )
         pool = ticket.pool
-        self.admission.settle(ticket, ruling, end.refusal, self._loop.time())
+        self.admission.settle(ticket, ruling, end.refusal, self.loop.time())
         if end.events:
             self.metrics.tokens.of((pool,)).inc(end.events)
         if end.first_byte_at is not None and end.events and end.response_started and not end.resumed:
@@ -234,7 +234,7 @@ class Dispatcher:
 
     def spare(self, ticket: Ticket) -> Ruling:
         """Frees a seat whose worker is not why the attempt ended: no blame, and the request may come back to it."""
-        self.admission.settle(ticket, _SPARED, "", self._loop.time())
+        self.admission.settle(ticket, _SPARED, "", self.loop.time())
         ticket.attempts -= 1
         if self.admission.waiting(ticket.pool):
             self._pump(ticket.pool)
@@ -243,14 +243,14 @@ class Dispatcher:
     def blame(self, seat: Seat, end: AttemptEnd) -> bool:
         """A worker failed that has no request to end. True: this opened its breaker."""
         doubtful = end.timeout in ("first_byte", "total")
-        opened = seat.failed(self._loop.time(), doubtful)
+        opened = seat.failed(self.loop.time(), doubtful)
         if opened:
             self.admission.demand(seat.worker.pool).trips_total += 1
         return opened
 
     def missed(self, pool: str, labels: Labels) -> None:
         """A request went without a worker of this pool: it is demand until such a one could be there."""
-        now = self._loop.time()
+        now = self.loop.time()
         self.admission.demand(pool).rejected(now, self.admission.retry_after_s(pool, now), labels)
         self._demanded(pool)
 
@@ -295,13 +295,13 @@ class Dispatcher:
         return Route(_address(worker.endpoint), headers, (), timeout_s, timeout_s, None, timeout_s)
 
     def _first_byte(self, ticket: Ticket, seat: Seat) -> Callable[[float], None] | None:
-        span = None if seat.spanned else self._span(seat, self._loop.time())
+        span = None if seat.spanned else self._span(seat, self.loop.time())
         if not (ticket.probe or ticket.prefill):
             return span
 
         def first_byte(at: float) -> None:
             if self.admission.first_byte(ticket, seat) and self.admission.waiting(ticket.pool):
-                self._wake(ticket.pool, self._loop.time())
+                self._wake(ticket.pool, self.loop.time())
             if span is not None:
                 span(at)
 
@@ -312,7 +312,7 @@ class Dispatcher:
             if seat.spanned:
                 return
             seat.spanned = True
-            offset = time.time() - self._loop.time()
+            offset = time.time() - self.loop.time()
             telemetry.emit_span(
                 "springtide.route.first_token",
                 traceparent=seat.worker.traceparent or None,
@@ -332,7 +332,7 @@ class Dispatcher:
     # ------------------------------------------------------------ queues
 
     def _pump(self, pool: str) -> None:
-        verdicts, wake_at = self.admission.pump(pool, self._loop.time())
+        verdicts, wake_at = self.admission.pump(pool, self.loop.time())
         timer = self._timers.pop(pool, None)
         if timer is not None:
             timer[1].cancel()
@@ -353,7 +353,7 @@ class Dispatcher:
             if timer is not None:
                 timer[1].cancel()
             # The time is kept beside the handle: uvloop answers a time that has passed with one that does not know it.
-            self._timers[pool] = (at, self._loop.call_at(at, self._timed, pool))
+            self._timers[pool] = (at, self.loop.call_at(at, self._timed, pool))
 
     def _timed(self, pool: str) -> None:
         self._timers.pop(pool, None)
@@ -363,7 +363,7 @@ class Dispatcher:
 
     def report(self) -> RouterReport:
         """For the control plane. From here on a pool without demand is cold: its next request is told at once."""
-        report = self.admission.report(self._loop.time())
+        report = self.admission.report(self.loop.time())
         self._hot = {pool.pool for pool in report.pools if pool.waiting or pool.rejected or pool.by_needs_waiting}
         return report
 

@@ -173,8 +173,8 @@ class Attempt:
         if towards is not None:
             if is_plain_chunk(data):
                 self.passed += 1
+                self.sent += len(data)
                 if self.shaper is None:
-                    self.sent += len(data)
                     towards(data)
                 else:
                     self._shape(self.shaper, data, towards)

@@ -13,6 +13,7 @@ import orjson
 _BORDER = re.compile(rb"\n\r?\n")
 _ERROR = re.compile(rb"(?:data:\s*\{\s*\"error\"\s*:(?!\s*null)|event:\s*error\b|error:)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*\Z")
+_END = b"data: [DONE]\n\n"
 _BORDERS = (b"\n\n", b"\n\r\n")
 
 
@@ -103,6 +104,9 @@ class EventStream:
     def _look(self, payload: bytes) -> bytes:
         if self._closed:
             return b""
+        if payload == _END and not self._held:
+            self.done = self._closed = True
+            return payload
         if self._held:
             held = self._held
             start = max(0, len(held) - 2)

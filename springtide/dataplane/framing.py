@@ -7,6 +7,8 @@ no trailers, so that the raw bytes may be passed on as they are. `rest` holds wh
 _HEX = b"0123456789abcdefABCDEF"
 _MAX_LINE = 1024
 _MAX_TRAILER = 16 * 1024
+LAST_CHUNK = b"0\r\n\r\n"
+_ENDING = b"\r\n" + LAST_CHUNK
 
 
 class FramingError(ValueError):
@@ -66,15 +68,19 @@ class ChunkedBody:
     def feed(self, data: bytes) -> bytes:
         """Payload in `data`."""
         if not self._left and not self._carry and not self._trailers:
-            # The usual read is exactly one chunk: one slice.
+            # The usual read is exactly one chunk, or the last two: one slice.
             end = data.find(b"\r\n", 0, 18)
             if end > 0:
                 line = data[:end]
                 if not line.translate(None, _HEX):
                     size = int(line, 16)
-                    if size and end + 4 + size == len(data) and data.endswith(b"\r\n"):
+                    more = len(data) - size - end - 4
+                    if size and more == 0 and data.endswith(b"\r\n"):
                         self.aligned = True
                         return data[end + 2 : -2]
+                    if size and more == 5 and data.endswith(_ENDING):
+                        self.aligned = self.done = True
+                        return data[end + 2 : -7]
         return self._walk(data)
 
     def _walk(self, data: bytes) -> bytes:
@@ -135,6 +141,3 @@ Body = LengthBody | CloseBody | ChunkedBody
 def chunk(payload: bytes) -> bytes:
     """`payload` as one chunk; empty payload gives nothing (an empty chunk would end the body)."""
     return b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
-
-
-LAST_CHUNK = b"0\r\n\r\n"

@@ -69,15 +69,19 @@ class PassInbox:
 def hand_out(reads: "list[Read]") -> None:
     """Gives reads to those whose they are: looks at all, then does what that came to, in their order."""
     jobs: list[tuple[Upstream, Sink, Callable[[bytes], None], bytes]] = []
+    failed: set[Sink] = set()
     for conn, sink, data in reads:
         if sink is None or conn.sink is not sink:
             conn.stray()
+            continue
+        if failed and sink in failed:
             continue
         try:
             do, rest = sink.upstream_read(data)
         except Exception:
             log.exception("a connection to %s failed", conn.address)
-            do, rest = conn.give_up, b""
+            failed.add(sink)
+            do, rest = conn.give_up, b""  # in its turn: what came before is the client's
         jobs.append((conn, sink, do, rest))
     for conn, sink, do, rest in jobs:
         if conn.sink is not sink:  # its answer ended with what came before

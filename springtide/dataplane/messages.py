@@ -144,7 +144,7 @@ class Request:
         self._json = _UNPARSED
 
     def extension_headers(self) -> Mapping[bytes, bytes]:
-        """Those whose names begin with x-; the last one of each name."""
+        """Those whose names begin with x-, and traceparent; the last one of each name."""
         head = self.head
         if head is not None and head.headers is self.headers:
             return head.extensions
@@ -174,8 +174,8 @@ class Request:
 
 
 def extensions_of(headers: Fields) -> dict[bytes, bytes]:
-    """Headers whose names begin with x-; the last one of each name."""
-    return {name: value for name, value in headers if name.startswith(b"x-")}
+    """Headers whose names begin with x-, and traceparent; the last one of each name."""
+    return {name: value for name, value in headers if name.startswith(b"x-") or name == b"traceparent"}
 
 
 class ShapeError(ValueError):

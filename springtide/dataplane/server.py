@@ -326,6 +326,8 @@ class RelayServer:
         self.limits = limits or Limits()
         self.pool = UpstreamPool(self.limits)
         self.inbox = PassInbox(self)
+        self.inboxes: list[Inbox] = [self.inbox]
+        """All that keep reads for this relay's clients."""
         self.request_heads = RequestHeads(self.limits.max_headers)
         self.response_heads = ResponseHeads()
         self.upgrades: Callable[[ClientConnection, Request], bool] | None = None
@@ -415,6 +417,8 @@ class RelayServer:
             self._sweep = self.loop.call_later(self.SWEEP_INTERVAL_S, self._run_sweep)
 
     def _run_sweep(self) -> None:
+        for inbox in self.inboxes:
+            inbox.look()  # whose token is there is not idle
         now = self.loop.time()
         for exchange in list(self.exchanges):
             exchange.check(now)

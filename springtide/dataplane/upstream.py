@@ -88,6 +88,7 @@ class Upstream(asyncio.Protocol):
 
     def give_up(self, _: bytes = b"") -> None:
         """Its user failed on it: it ends, as if the upstream had closed it."""
+        self.connection_lost(ConnectionAbortedError("what came on it could not be used"))
         self.transport.abort()
 
     def events_received(self, data: bytes, count: int) -> Job:

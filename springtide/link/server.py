@@ -98,6 +98,7 @@ class LinkServer:
         self.dead_s = dead_s
         self.counts = Counts()
         self.pace = Pace(asyncio.get_running_loop(), join_s)
+        server.inboxes.append(self.pace)
 
     def upgrade(self, connection: ClientConnection, request: Request) -> bool:
         """Takes over a connection whose request asks for it. False: it is an ordinary request."""

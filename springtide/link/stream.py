@@ -56,6 +56,14 @@ def carry_out(jobs: list[Job]) -> None:
     jobs.clear()
 
 
+def _ignore(_: bytes, count: int) -> tuple[Callable[[bytes], None], bytes]:
+    return _nothing, b""
+
+
+def _nothing(_: bytes) -> None:
+    """For events of a stream that ends in its turn."""
+
+
 class Stream:
     """See the module. OPEN -> (CLOSING while bytes wait) -> gone."""
 
@@ -133,6 +141,7 @@ class Stream:
             do, data = to(payload, count)
         except Exception:
             log.exception("a stream of a link failed")
+            self.on_events = _ignore
             return self, self._give_up, b""  # in its turn: what came before is the client's
         return self, do, data
 
