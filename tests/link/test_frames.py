@@ -240,7 +240,7 @@ async def test_random_mutations_of_answers() -> None:
         opening, wire, _, _ = ends()
         fars = [opening.open() for _ in range(3)]
         for stream, far in fars:
-            stream.on_events = lambda payload, count, far=far: far.data_received(payload)
+            stream.on_events = lambda payload, count, far=far: (far.data_received, payload)
         at = 0
         while at < len(data):
             step = rng.randint(1, 200)
