@@ -323,7 +323,8 @@ class Attempt:
         self.begun = True
         self.phase = STREAMING
         self.first_byte_at = self.last_at = self.exchange.server.loop.time()
-        if self.route.on_first_byte is not None:
+        # The body of an error says nothing of a worker's health.
+        if self.route.on_first_byte is not None and self.head is not None and self.head.status < 500:
             self.route.on_first_byte(self.first_byte_at)
 
     # ------------------------------------------------------------ event streams

@@ -218,7 +218,8 @@ class Route:
     body: bytes | None = None
     """Replace the request's target or body for this attempt."""
     on_first_byte: Callable[[float], None] | None = None
-    """Called once with the loop's clock when the first event or byte of body goes out; for traces."""
+    """Called once with the loop's clock when the first event or byte of body goes out, unless that is an error's
+    (5xx): the upstream is well."""
     shaper: Shaper | None = None
     """For event streams: what the client sees of them. Without one they are passed on as they are."""
     on_attempt: Callable[[Callable[[], None]], None] | None = None
