@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -154,6 +155,8 @@ async def _serve(
     write_discovery(discovery, {"pid": os.getpid(), "router_id": router_id, **addresses})
     log.info("router serves", extra={"router_id": router_id, **addresses})
     async with _background(last.run()), _background(watch.run()), _background(notify.feed_watchdog()):
+        gc.collect()
+        gc.freeze()  # what is here stays: looking through it for garbage would stop every stream for 10 ms
         notify.ready("waiting for the routing table" if table is None else "routes by the last table")
         await stop.wait()
         log.info("router stops")

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -91,6 +92,8 @@ class Shim:
         self.state.guard_pid = self._engine.guard_pid
         self._install_signals()
         self._write_runtime_file()
+        gc.collect()
+        gc.freeze()  # what is here stays: looking through it for garbage would stop every stream for milliseconds
         try:
             while not self._leaving.is_set():
                 try:
