@@ -230,7 +230,7 @@ async def test_random_mutations_of_answers() -> None:
         for n in (1, 2, 3)
     )
     whole += frame(PONG, 0, b"12345678") + frame(CLOSE, 2) + frame(RESET, 3) + frame(GOAWAY, 0, b"enough")
-    ended = 0
+    ended = came = 0
     for _ in range(800):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 6)):
@@ -249,7 +249,9 @@ async def test_random_mutations_of_answers() -> None:
         await asyncio.sleep(0)
         assert opening.closed == wire.closed
         assert len(opening.streams) <= 3
+        came += sum(b"x" * 30 in far.got for _, far in fars)
         if opening.closed:
             ended += 1
             assert all(len(far.lost) == 1 for _, far in fars)
     assert 100 < ended < 800
+    assert came > 400
