@@ -138,6 +138,23 @@ async def test_what_follows_the_end_of_an_answer_is_nobodys() -> None:
     await w.close()
 
 
+async def test_a_kept_connection_hands_out_at_once_again() -> None:
+    """The next answer on it begins without a wait: its head and first token are not kept for a pass."""
+    w = World()
+    (one,) = await w.running(1)
+    one.reads(chunk(DONE) + LAST)
+    await passes()
+    assert w.server.pool.idle_count(ENGINE) == 1
+    w.server.inbox.skip = 0
+    second = w.client()
+    second.data_received(post(body=b"second"))
+    again = One(b"second", second, one.conn)
+    again.reads(SSE_HEAD + chunk(token(7, 0)))
+    assert again.got == token(7, 0)
+    assert one.conn.served == 2
+    await w.close()
+
+
 async def test_a_connection_taken_again_while_reads_wait() -> None:
     """RT5: another request takes the connection in the instant in which the answer on it ends: what waits is not its
     answer. It goes on over a fresh connection."""
@@ -216,6 +233,19 @@ async def test_a_client_that_leaves_while_reads_wait() -> None:
     assert [one.got for one in ones if one is not gone] == [
         begun(n) + token(n, 2) + token(n, 3) for n in range(8) if n != 3
     ]
+    await w.close()
+
+
+async def test_what_waits_for_a_client_that_left_is_not_looked_at() -> None:
+    """RT8: its shaper has seen what the client has, and no more."""
+    w = World()
+    shape = Shape()
+    w.director.route = lambda request: Route(ENGINE, shaper=shape)
+    (one,) = await w.running(1)
+    one.reads(chunk(token(0, 2)))
+    one.client.eof_received()
+    await passes()
+    assert shape.fed == begun(0)
     await w.close()
 
 
@@ -339,6 +369,8 @@ async def test_nothing_follows_what_its_sink_failed_on(rest: list[bytes]) -> Non
     assert one.got.startswith(b"".join(token(0, i) for i in range(3)).replace(b'"i"', b'"shaped"') + b'data: {"error"')
     assert not one.clean
     assert w.outcome(one).kind is OutcomeKind.UPSTREAM_EOF
+    assert token(0, 4) not in shape.fed
+    assert w.outcome(one).events == 4
     await w.close()
 
 

@@ -80,6 +80,33 @@ async def test_events_of_a_read_are_looked_at_before_any_is_written() -> None:
     await w.close()
 
 
+async def test_a_frame_of_several_events_counts_as_so_many() -> None:
+    """RT6: on the way of every token, and on the longer one at half a window."""
+    w, (one,) = await routed(1)
+    more = b', "t": "' + b"x" * 900 + b'"'
+    twos = [token(0, i, more) + token(0, i + 1, more) for i in range(2, 90, 2)]
+    for two in twos:
+        reads(w, frame(EVENTS | 2, 1, chunk(two)))
+        await passes()
+    reads(w, data(0, chunk(DONE), LAST))
+    await passes()
+    assert one.got == begun(0) + b"".join(twos) + DONE
+    assert w.outcome(one).events == 90
+    await w.close()
+
+
+async def test_events_after_a_piece_of_one() -> None:
+    """RT5: a shim sends whole events; from one that does not, bytes keep their order all the same."""
+    w, (one,) = await routed(1)
+    torn = token(0, 2)
+    reads(w, data(0, chunk(torn[:9])))
+    await passes()
+    reads(w, event(0, 3), event(0, 4))
+    await passes()
+    assert one.got == begun(0) + torn[:9] + token(0, 3) + token(0, 4)
+    await w.close()
+
+
 @pytest.mark.parametrize("close", [CLOSE, RESET])
 async def test_events_then_the_end_then_a_close_in_one_read(close: int) -> None:
     """RT5 RT6: all of it, in this order, and counted."""
