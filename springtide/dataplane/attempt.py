@@ -213,7 +213,7 @@ class Attempt:
         if towards is None:
             scan = self.scan
             if self.spent or scan is None or not self.begun or scan.partial or not (self.verbatim or shaper):
-                return self.upstream_data, data
+                return partial(self._upstream_later, self.conn), data
             towards = self.steady = self.exchange.client.steady_write()
         self.active = True
         self.passed += count
@@ -231,6 +231,13 @@ class Attempt:
             self._spend()
             return partial(self._finish_with, towards), shaped
         return towards, shaped
+
+    def _upstream_later(self, conn: Upstream | None, data: bytes) -> None:
+        """`upstream_data`, unless the answer ended with what came before in the same read."""
+        if self.conn is conn:
+            self.upstream_data(data)
+        elif conn is not None:
+            conn.stray()
 
     def _spend(self) -> None:
         """What the last events came to ends the attempt: no further ones are looked at."""
@@ -385,7 +392,7 @@ class Attempt:
     def _be_steady(self) -> None:
         client = self.exchange.client
         self.steady = client.steady_write()
-        if self.conn is not None:
+        if self.conn is not None and not self.conn.linked:  # a link's reads come together as they are
             self.conn.inbox = client.inbox
 
     def _finish(self) -> None:

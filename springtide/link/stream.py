@@ -113,6 +113,8 @@ class Stream:
 
     def take(self, payload: bytes) -> None:
         """A DATA frame. Raises LinkError."""
+        if self.gone:  # ended by what came before in the same read
+            return
         if self._ending:
             raise LinkError(f"stream {self.id} goes on after its end")
         self._room -= len(payload)

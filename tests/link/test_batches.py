@@ -30,8 +30,6 @@ from tests.link.test_pace import LONG_S, Wired
 from tests.link.wires import Opening, Wire
 
 ONE = EVENTS | 1
-GONE = "the link looks a stream up before it carries out what ends it: [DONE] follows a gap"
-REORDERED = "a stream's DATA waits in the router's inbox, and the events after it are written first"
 
 
 def event(stream: int, i: int, more: bytes = b"") -> bytes:
@@ -165,7 +163,6 @@ async def test_a_stream_beyond_its_window_after_good_events() -> None:
     await w.close()
 
 
-@pytest.mark.xfail(strict=True, reason=REORDERED)
 async def test_chunks_that_are_no_events_between_events_of_one_read() -> None:
     """RT5: a shim that read two tokens at once sends DATA: its place among the events is kept."""
     w, (one, other) = await routed(2)
@@ -176,7 +173,6 @@ async def test_chunks_that_are_no_events_between_events_of_one_read() -> None:
     await w.close()
 
 
-@pytest.mark.xfail(strict=True, reason=REORDERED)
 async def test_chunks_of_one_pass_in_several_reads() -> None:
     """RT5: the same where the events are the link's next read, before the loop has a pass."""
     w, (one,) = await routed(1)
@@ -187,7 +183,6 @@ async def test_chunks_of_one_pass_in_several_reads() -> None:
     await w.close()
 
 
-@pytest.mark.xfail(strict=True, reason=REORDERED)
 async def test_events_at_half_a_window() -> None:
     """RT5: the event with which half a window is used up takes another way: it keeps its place."""
     w, (one,) = await routed(1)
@@ -198,7 +193,6 @@ async def test_events_at_half_a_window() -> None:
     await w.close()
 
 
-@pytest.mark.xfail(strict=True, reason=REORDERED)
 async def test_nothing_follows_an_error_in_one_read() -> None:
     """RT5: an engine's error comes as DATA: no event is written after it."""
     w, (one,) = await routed(1)
@@ -229,9 +223,7 @@ async def test_a_client_that_is_full_in_the_middle_of_a_read() -> None:
     await w.close()
 
 
-@pytest.mark.parametrize(
-    "how", ["end", "bad", pytest.param("raise", marks=pytest.mark.xfail(strict=True, reason=GONE))]
-)
+@pytest.mark.parametrize("how", ["end", "bad", "raise"])
 async def test_a_shaper_in_the_middle_of_a_read(how: str) -> None:
     """RT5 RT6: what comes after a shaper's end or failure is neither written nor shaped; what came before is."""
     w, (one, other) = await routed(2, shaped=True)
@@ -253,7 +245,6 @@ async def test_a_shaper_in_the_middle_of_a_read(how: str) -> None:
     await w.close()
 
 
-@pytest.mark.xfail(strict=True, reason=GONE)
 async def test_a_write_that_fails_in_the_middle_of_a_read() -> None:
     """RT5: nothing of its stream follows but an error; the others have theirs."""
     w, (one, other) = await routed(2)
@@ -305,7 +296,6 @@ async def test_events_for_a_client_that_left() -> None:
     await w.close()
 
 
-@pytest.mark.xfail(strict=True, reason="carry_out does not ask whether the stream still belongs to who looked")
 async def test_events_that_hide_the_end_of_an_answer() -> None:
     """A shim that says what is not so: events that end the answer, and more after them. The client's answer ends once,
     and its connection is not touched after that."""
@@ -534,7 +524,6 @@ async def played(scripts: list[Script], seed: int, kept: bool) -> list[tuple[obj
     return told
 
 
-@pytest.mark.xfail(strict=True, reason=REORDERED)
 @pytest.mark.parametrize("seed", range(10))
 async def test_random_streams_are_what_they_are_without(seed: int) -> None:
     """RT5 RT6: thirty streams over a link, their reads in random passes and the link's bytes in random reads, against
