@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -31,6 +30,7 @@ from springtide.config import load
 from springtide.dataplane import Limits, RelayServer
 from springtide.discovery import write_discovery
 from springtide.errors import FailedPrecondition, InvalidArgument, SpringtideError
+from springtide.garbage import keep_what_is_here
 from springtide.rpc import Security, parse_address
 from springtide.rpc.fronted import authorizer, tls_context
 
@@ -155,8 +155,7 @@ async def _serve(
     write_discovery(discovery, {"pid": os.getpid(), "router_id": router_id, **addresses})
     log.info("router serves", extra={"router_id": router_id, **addresses})
     async with _background(last.run()), _background(watch.run()), _background(notify.feed_watchdog()):
-        gc.collect()
-        gc.freeze()  # what is here stays: looking through it for garbage would stop every stream for 10 ms
+        keep_what_is_here()
         notify.ready("waiting for the routing table" if table is None else "routes by the last table")
         await stop.wait()
         log.info("router stops")

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import gc
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from nodeagent.shim.front import Front
 from nodeagent.shim.state import ENDED, STOPPING, ShimState
 from springtide.dataplane.messages import Limits
 from springtide.dataplane.server import RelayServer
+from springtide.garbage import keep_what_is_here
 from springtide.link import LinkServer
 from springtide.log_file import MAX_LOG_BYTES, bound_log
 from springtide.v1 import shim_pb2
@@ -92,8 +92,7 @@ class Shim:
         self.state.guard_pid = self._engine.guard_pid
         self._install_signals()
         self._write_runtime_file()
-        gc.collect()
-        gc.freeze()  # what is here stays: looking through it for garbage would stop every stream for milliseconds
+        keep_what_is_here()
         try:
             while not self._leaving.is_set():
                 try:

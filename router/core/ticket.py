@@ -11,7 +11,7 @@ from springtide.errors import SpringtideError
 NOBODY: Mapping[tuple[str, int], float] = MappingProxyType({})
 
 
-class Ticket:
+class Ticket:  # no dataclass: one is made per request, and most of its fields begin the same
     """One request. Priority, then `number`, is its place in line. `seat` is set while a worker has it."""
 
     __slots__ = (

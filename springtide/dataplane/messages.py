@@ -218,8 +218,8 @@ class Route:
     body: bytes | None = None
     """Replace the request's target or body for this attempt."""
     on_first_byte: Callable[[float], None] | None = None
-    """Called once with the loop's clock when the first event or byte of body goes out, unless that is an error's
-    (5xx): the upstream is well."""
+    """Called once with the loop's clock when the first event or byte of body goes out: the upstream is well. Not called
+    for a 5xx."""
     shaper: Shaper | None = None
     """For event streams: what the client sees of them. Without one they are passed on as they are."""
     on_attempt: Callable[[Callable[[], None]], None] | None = None
@@ -263,7 +263,8 @@ class Outcome:
     """The end of one attempt. Times are the event loop's clock; None means that it never happened.
 
     `response_started` is true once any byte of the answer went to the client, from this attempt or an earlier one: only
-    an event stream can go on then. `events` counts this attempt's own.
+    an event stream can go on then. `events` and `bytes` count this attempt's own; where chunks pass as they are,
+    `bytes` has their framing in it.
     `detail` is for logs; `timeout` names the bound that ran out (connect, first_byte, idle, total, stall).
     """
 

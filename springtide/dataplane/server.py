@@ -237,7 +237,7 @@ class ClientConnection(asyncio.Protocol):
         return self.server.inbox
 
     def steady_write(self) -> Callable[[bytes], None]:
-        """What writes the chunks of a stream that runs: of one whole event each."""
+        """What writes the chunks of a stream that runs; on a link, of one whole event each."""
         return self.transport.write
 
     def pass_on(self, data: bytes, count: int) -> None:
@@ -418,7 +418,7 @@ class RelayServer:
 
     def _run_sweep(self) -> None:
         for inbox in self.inboxes:
-            inbox.look()  # whose token is there is not idle
+            inbox.empty()  # whose token is there is not idle
         now = self.loop.time()
         for exchange in list(self.exchanges):
             exchange.check(now)

@@ -1,6 +1,7 @@
 """Connections to upstreams (a shim, an engine) and the pool that keeps them.
 
-A connection carries one exchange at a time. Its bytes go straight to the `Sink` that holds it: one callback per read.
+A connection carries one exchange at a time. Its bytes go to the `Sink` that holds it: read by read, or, while a stream
+runs, with the other reads of a pass (`inbox`).
 """
 
 import asyncio
@@ -9,11 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from springtide.dataplane.inbox import Inbox
+from springtide.dataplane.inbox import LARGE_BYTES, Inbox
 from springtide.dataplane.messages import Address, Limits, TcpAddress
 
 Job = tuple[Callable[[bytes], None], bytes]
-"""What is to be done with which bytes."""
+"""What is to be done with which bytes: who looks at several reads before anything is written says it so."""
+
+
+class LocalFault(ConnectionAbortedError):
+    """Not the upstream failed but whoever used the connection."""
 
 
 class Sink(Protocol):
@@ -70,31 +75,35 @@ class Upstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         inbox, sink = self.inbox, self.sink
         if inbox is not None:
-            if not inbox.skip:
+            if inbox.skip:
+                inbox.skip -= 1
+            elif len(data) < LARGE_BYTES:
                 if not inbox.reads:
                     inbox.wake()
                 inbox.reads.append((self, sink, data))
                 return
-            inbox.skip -= 1
+            else:
+                inbox.empty()
+                sink = self.sink
         if sink is not None:
             sink.upstream_data(data)
         else:
-            self.stray()
+            self.out_of_step()
 
-    def stray(self) -> None:
-        """Something came that nobody asked for: whatever it is, the connection is out of step."""
+    def out_of_step(self, _: bytes = b"") -> None:
+        """Something came for nobody, or for one that has left: whatever it is, the connection ends. A `Job`'s."""
         self.pool.forget(self)
         self.transport.abort()
 
     def give_up(self, _: bytes = b"") -> None:
-        """Its user failed on it: it ends, as if the upstream had closed it."""
-        self.connection_lost(ConnectionAbortedError("what came on it could not be used"))
+        """Its user failed on what came: it ends. A `Job`'s."""
+        self.connection_lost(LocalFault("what came could not be used"))
         self.transport.abort()
 
     def events_received(self, data: bytes, count: int) -> Job:
         """From a link: see `Sink`."""
         sink = self.sink
-        return (self.data_received, data) if sink is None else sink.upstream_events(data, count)
+        return (self.out_of_step, data) if sink is None else sink.upstream_events(data, count)
 
     def eof_received(self) -> bool:
         # Not left to the transport, which would first try to write out what is still buffered.
@@ -104,7 +113,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.inbox is not None:
-            self.inbox.look()  # what came before
+            self.inbox.empty()  # what came before
         sink, self.sink = self.sink, None
         if sink is not None:
             sink.upstream_lost(exc)

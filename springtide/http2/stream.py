@@ -98,7 +98,7 @@ class Stream:
         size = len(payload)
         if (
             self.pending is not None
-            or size > self.send_window
+            or not 0 < size <= self.send_window  # nothing is not sent: an empty frame is a reason to hang up for some
             or size > conn.send_window
             or size > conn.peer_frame_size
             or conn.paused

@@ -1,6 +1,7 @@
 """A link: many streams on one connection. Both sides run this; `client` and `server` add how it begins and who opens.
 
-One read is parsed to its end; each frame's bytes go straight to its stream. Nothing is made per token but its bytes.
+One read is parsed to its end: all events in it are looked at, then what that came to is done, in their order. Per token
+its bytes are cut out, and a tuple says what is to be done with them.
 What is to be written is collected in `out`, and leaves when the `Pace` says so.
 
 A peer that reads nothing holds all streams back; for more than it may owe, or for longer than the dead, the link ends.
@@ -43,7 +44,7 @@ from springtide.link.frames import (
     frame,
 )
 from springtide.link.pace import Pace
-from springtide.link.stream import Job, Stream, carry_out
+from springtide.link.stream import Stream, StreamJob, carry_out
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Link(asyncio.Protocol):
             data = self._rest + data
             self._rest = b""
         streams = self.streams
-        jobs: list[Job] = []
+        jobs: list[StreamJob] = []
         at, size, frames = 0, len(data), 0
         try:
             while size - at >= HEAD_BYTES and not self.closed:
@@ -126,13 +127,7 @@ class Link(asyncio.Protocol):
                     continue
                 if jobs:
                     carry_out(jobs)
-                if 0 < word < _CONTROL:  # DATA; an empty one is no frame
-                    if stream is not None:
-                        stream.take(data[start:end])
-                    else:
-                        self._first(number, data[start:end])
-                else:
-                    self._control(number, word >> KIND_SHIFT, data[start:end])
+                self._other(number, word, stream, data[start:end])
             carry_out(jobs)
         except LinkError as error:
             carry_out(jobs)
@@ -169,6 +164,15 @@ class Link(asyncio.Protocol):
             stream.pump()
 
     # ------------------------------------------------------------ frames
+
+    def _other(self, number: int, word: int, stream: Stream | None, payload: bytes) -> None:
+        """A frame that is not EVENTS."""
+        if not 0 < word < _CONTROL:  # an empty DATA is no frame
+            self._control(number, word >> KIND_SHIFT, payload)
+        elif stream is not None:
+            stream.take(payload)
+        else:
+            self._first(number, payload)
 
     def _first(self, number: int, payload: bytes) -> None:
         """DATA of a stream that is not open."""

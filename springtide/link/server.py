@@ -90,8 +90,8 @@ class ServerLink(Link):
 
 
 class LinkServer:
-    """Takes links for one relay. Made early in a process's life: see `pace._inbox`. `dead_s`: how long a router may say
-    or read nothing."""
+    """Takes links for one relay. Made early in a process's life: see `pace._incoming`. `dead_s`: how long a router may
+    say or read nothing."""
 
     def __init__(self, server: RelayServer, join_s: float = JOIN_S, dead_s: float = DEAD_S) -> None:
         self._server = server

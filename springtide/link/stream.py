@@ -1,7 +1,8 @@
 """One stream of a link, with the face of an asyncio transport: relay and pool use it as they use a connection.
 
 Writes beyond the peer's credit wait here, and the protocol is told to pause; so what waits is at most what its source
-gave in one read. What comes while reading is paused waits here too, at most WINDOW_BYTES: no credit is given for it.
+gave in one pass of the loop (`Inbox`). What comes while reading is paused waits here too, at most WINDOW_BYTES: no
+credit is given for it.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from springtide.dataplane.upstream import LocalFault
 from springtide.link.frames import (
     CLOSE,
     CREDIT,
@@ -34,11 +36,11 @@ _pack = HEAD.pack
 _HALF = WINDOW_BYTES // 2
 _ONE_EVENT = (EVENTS | 1) << KIND_SHIFT
 
-Job = tuple["Stream", Callable[[bytes], None], bytes]
+StreamJob = tuple["Stream", Callable[[bytes], None], bytes]
 """What is to be done with bytes of a stream, unless the stream has ended meanwhile."""
 
 
-def carry_out(jobs: list[Job]) -> None:
+def carry_out(jobs: list[StreamJob]) -> None:
     """What the events of one read came to, in their order. First all of them are looked at, then all are written: a
     system call between two of them would drive the interpreter out of the processor's caches each time."""
     work = iter(jobs)
@@ -52,7 +54,7 @@ def carry_out(jobs: list[Job]) -> None:
         except Exception:
             log.exception("a stream of a link failed")
             if stream is not None:
-                stream.abort()
+                stream.give_up()
     jobs.clear()
 
 
@@ -128,7 +130,7 @@ class Stream:
                 self._grant()
             self._hand(payload)
 
-    def take_events(self, payload: bytes, count: int) -> Job | None:
+    def take_events(self, payload: bytes, count: int) -> StreamJob | None:
         """An EVENTS frame: what is to be done with it. None: it is to be taken as DATA is. Raises LinkError."""
         room = self._room - len(payload)
         to = self.on_events
@@ -144,18 +146,21 @@ class Stream:
         except Exception:
             log.exception("a stream of a link failed")
             self.on_events = _ignore
-            return self, self._give_up, b""  # in its turn: what came before is the client's
+            return self, self.give_up, b""  # in its turn: what came before is the client's
         return self, do, data
 
-    def _give_up(self, _: bytes) -> None:
-        self.abort()
+    def give_up(self, _: bytes = b"") -> None:
+        """Its user failed on what came: it ends. A `StreamJob`'s."""
+        if not self.gone:
+            self.link.send(frame(RESET, self.id))
+            self._end(LocalFault("what came could not be used"))
 
     def _hand(self, payload: bytes) -> None:
         try:
             self.protocol.data_received(payload)
         except Exception:
             log.exception("a stream of a link failed")
-            self.abort()
+            self.give_up()
 
     def _grant(self) -> None:
         more, self._room = WINDOW_BYTES - self._room, WINDOW_BYTES
@@ -232,7 +237,7 @@ class Stream:
         """Sends one chunk of `count` whole events that were looked at."""
         size = len(data)
         link = self.link
-        slow = size > self._credit or size > MAX_PAYLOAD_BYTES or count > MAX_EVENTS or self._pending
+        slow = not 0 < size <= self._credit or size > MAX_PAYLOAD_BYTES or count > MAX_EVENTS or self._pending
         if slow or self._closing or link.blocked:
             self.write(data)
             return
@@ -246,7 +251,7 @@ class Stream:
         """`write_events` of one."""
         size = len(data)
         link = self.link
-        if size > self._credit or size > MAX_PAYLOAD_BYTES or self._pending or self._closing or link.blocked:
+        if not 0 < size <= self._credit or size > MAX_PAYLOAD_BYTES or self._pending or self._closing or link.blocked:
             self.write(data)
             return
         self._credit -= size
@@ -284,10 +289,10 @@ class Stream:
             self.link.send(frame(RESET, self.id))
             self._end()
 
-    def _end(self) -> None:
+    def _end(self, error: Exception | None = None) -> None:
         self.link.forget(self)
         self._leave()
-        self.link.loop.call_soon(self._tell_lost, None)
+        self.link.loop.call_soon(self._tell_lost, error)
 
     def _leave(self) -> None:
         self.gone = self._closing = True

@@ -9,6 +9,7 @@ import pytest
 from springtide.dataplane import OutcomeKind, Retry, Route
 from springtide.dataplane.attempt import Attempt
 from springtide.dataplane.events import is_plain_chunk
+from springtide.dataplane.inbox import LARGE_BYTES
 from tests.dataplane.fakes import DONE, LAST, SSE_HEAD, chunk, post
 from tests.dataplane.passes import (
     ENGINE,
@@ -368,9 +369,43 @@ async def test_nothing_follows_what_its_sink_failed_on(rest: list[bytes]) -> Non
     await passes()
     assert one.got.startswith(b"".join(token(0, i) for i in range(3)).replace(b'"i"', b'"shaped"') + b'data: {"error"')
     assert not one.clean
-    assert w.outcome(one).kind is OutcomeKind.UPSTREAM_EOF
+    assert w.outcome(one).kind is OutcomeKind.ABORTED
     assert token(0, 4) not in shape.fed
     assert w.outcome(one).events == 4
+    await w.close()
+
+
+async def test_a_stream_that_fails_even_as_it_ends_fails_alone() -> None:
+    """F1: telling the client fails as well: the others of the pass have their tokens, and the relay goes on."""
+    w = World()
+    one, other = await w.running(2)
+
+    def fail() -> None:
+        raise RuntimeError("a fault of the transport")
+
+    pipe_of(one.client).on_write = fail
+    one.reads(chunk(token(0, 2)))
+    other.reads(chunk(token(1, 2)))
+    await passes()
+    assert pipe_of(one.conn).closing
+    other.reads(chunk(token(1, 3)))
+    w.server._run_sweep()
+    assert w.server._sweep is not None  # it goes on looking
+    await passes()
+    assert other.got == begun(1) + token(1, 2) + token(1, 3)
+    await w.close()
+
+
+async def test_a_large_read_waits_for_nothing() -> None:
+    """RT6: a client that is full stops the reading before the next read, as without an inbox."""
+    w = World()
+    (one,) = await w.running(1)
+    text = b', "text": "%b"' % (b"x" * LARGE_BYTES)
+    one.reads(chunk(token(0, 2)), chunk(token(0, 3, text)))
+    assert one.got == begun(0) + token(0, 2) + token(0, 3, text)
+    assert not w.server.inbox.reads
+    one.client.pause_writing()
+    assert not pipe_of(one.conn).reading
     await w.close()
 
 
@@ -392,7 +427,7 @@ async def test_nothing_follows_a_write_that_failed(rest: list[bytes]) -> None:
     other.reads(chunk(token(1, 2)), chunk(token(1, 3)))
     await passes()
     assert one.got.startswith(begun(0) + b'data: {"error"')
-    assert w.outcome(one).kind is OutcomeKind.UPSTREAM_EOF
+    assert w.outcome(one).kind is OutcomeKind.ABORTED
     assert other.got == begun(1) + token(1, 2) + token(1, 3)
     await w.close()
 

@@ -43,6 +43,21 @@ async def test_frames_of_one_loop_pass_are_one_write() -> None:
         assert sizes == [10 * (9 + 5)]
 
 
+async def test_nothing_to_say_is_no_frame() -> None:
+    """Proxies hang up on empty DATA frames, with all calls of the connection."""
+    async with serving() as s, client(s.port) as c:
+        c.request(1, end=False)
+        await until(lambda: s.streams)
+        [connection] = s.server.connections
+        assert connection.transport is not None
+        sizes: list[int] = []
+        connection.transport = _Recording(connection.transport, sizes)  # type: ignore[assignment]
+        s.streams[0].stream.send(b"")
+        s.streams[0].stream.send(b"token")
+        await until(lambda: sizes)
+        assert sizes == [9 + 5]
+
+
 class _Recording:
     def __init__(self, transport: asyncio.Transport, sizes: list[int]) -> None:
         self._transport = transport

@@ -237,7 +237,7 @@ async def test_a_shaper_in_the_middle_of_a_read(how: str) -> None:
     else:
         assert one.got.startswith(before + b'data: {"error"')
         assert not one.clean
-    kinds = {"end": OutcomeKind.OK, "bad": OutcomeKind.BAD_RESPONSE, "raise": OutcomeKind.UPSTREAM_EOF}
+    kinds = {"end": OutcomeKind.OK, "bad": OutcomeKind.BAD_RESPONSE, "raise": OutcomeKind.ABORTED}
     assert (w.outcome(one).kind, w.outcome(one).events) == (kinds[how], 4)
     assert other.got == b"".join(token(1, i) for i in range(4)).replace(b'"i"', b'"shaped"')
     assert list(w.link.streams) == [2]
@@ -259,7 +259,7 @@ async def test_a_write_that_fails_in_the_middle_of_a_read() -> None:
     reads(w, event(0, 2), event(1, 2), event(0, 3), event(1, 3), data(0, chunk(DONE), LAST))
     await passes()
     assert one.got.startswith(begun(0) + b'data: {"error"')
-    assert w.outcome(one).kind is OutcomeKind.UPSTREAM_EOF
+    assert w.outcome(one).kind is OutcomeKind.ABORTED
     assert other.got == begun(1) + token(1, 2) + token(1, 3)
     await w.close()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from nodeagent.engines.sim.app import App
 from nodeagent.engines.sim.engine import SimEngine
 from nodeagent.engines.sim.options import SimOptions, parse_options
 from nodeagent.engines.sim.protocol import Connection
+from springtide.garbage import keep_what_is_here
 
 
 async def serve(options: SimOptions) -> int:
@@ -55,8 +55,7 @@ async def serve(options: SimOptions) -> int:
         where = options.uds or f"{options.host}:{options.port}"
         print(f"sim: cannot listen on {where}: {error}", file=sys.stderr, flush=True)
         return 2
-    gc.collect()
-    gc.freeze()
+    keep_what_is_here()
     await stop.wait()
     engine.draining = True
     with contextlib.suppress(TimeoutError):
