@@ -84,7 +84,8 @@ class Upstream(asyncio.Protocol):
                 return
             else:
                 inbox.empty()
-                sink = self.sink
+                if self.sink is not sink:  # its answer ended with what came before
+                    sink = None
         if sink is not None:
             sink.upstream_data(data)
         else:

@@ -409,6 +409,18 @@ async def test_a_large_read_waits_for_nothing() -> None:
     await w.close()
 
 
+async def test_a_large_read_behind_the_end_is_nobodys() -> None:
+    """What follows an answer's end, kept or not, is not taken for the next one's beginning."""
+    w = World()
+    (one,) = await w.running(1)
+    one.reads(chunk(DONE) + LAST, b"x" * LARGE_BYTES)
+    assert one.got == begun(0) + DONE
+    assert one.clean
+    assert pipe_of(one.conn).closing
+    assert not w.server.pool.idle_count(ENGINE)
+    await w.close()
+
+
 @pytest.mark.parametrize("rest", [[], [chunk(DONE) + LAST]], ids=["open", "done"])
 async def test_nothing_follows_a_write_that_failed(rest: list[bytes]) -> None:
     """RT5: the same where the look was well and what it came to fails; other clients have theirs."""
