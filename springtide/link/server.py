@@ -39,7 +39,7 @@ class StreamConnection(ClientConnection):
         return cast(Stream, self.transport).link.pace
 
     def steady_write(self) -> Callable[[bytes], None]:
-        return cast(Stream, self.transport).write_event  # on the path of every token: no call in between
+        return cast(Stream, self.transport).write_events  # on the path of every token: no call in between
 
     def pass_on(self, data: bytes, count: int) -> None:
         cast(Stream, self.transport).write_events(data, count)

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _pack = HEAD.pack
 _HALF = WINDOW_BYTES // 2
-_ONE_EVENT = (EVENTS | 1) << KIND_SHIFT
 
 StreamJob = tuple["Stream", Callable[[bytes], None], bytes]
 """What is to be done with bytes of a stream, unless the stream has ended meanwhile."""
@@ -151,9 +150,7 @@ class Stream:
 
     def give_up(self, _: bytes = b"") -> None:
         """Its user failed on what came: it ends. A `StreamJob`'s."""
-        if not self.gone:
-            self.link.send(frame(RESET, self.id))
-            self._end(LocalFault("what came could not be used"))
+        self._give_up(LocalFault("what came could not be used"))
 
     def _hand(self, payload: bytes) -> None:
         try:
@@ -233,7 +230,7 @@ class Stream:
             link.waking = True
             link.pace.add(link)
 
-    def write_events(self, data: bytes, count: int) -> None:
+    def write_events(self, data: bytes, count: int = 1) -> None:
         """Sends one chunk of `count` whole events that were looked at."""
         size = len(data)
         link = self.link
@@ -243,19 +240,6 @@ class Stream:
             return
         self._credit -= size
         link.out += (_pack(self.id, (EVENTS | count) << KIND_SHIFT | size), data)
-        if not link.waking:
-            link.waking = True
-            link.pace.add(link)
-
-    def write_event(self, data: bytes) -> None:
-        """`write_events` of one."""
-        size = len(data)
-        link = self.link
-        if not 0 < size <= self._credit or size > MAX_PAYLOAD_BYTES or self._pending or self._closing or link.blocked:
-            self.write(data)
-            return
-        self._credit -= size
-        link.out += (_pack(self.id, _ONE_EVENT | size), data)
         if not link.waking:
             link.waking = True
             link.pace.add(link)
@@ -284,10 +268,13 @@ class Stream:
 
     def abort(self) -> None:
         """Gives the stream up at once: the other side aborts its request."""
+        self._give_up(None)
+
+    def _give_up(self, error: Exception | None) -> None:
         if not self.gone:
             self._closing = True
             self.link.send(frame(RESET, self.id))
-            self._end()
+            self._end(error)
 
     def _end(self, error: Exception | None = None) -> None:
         self.link.forget(self)
