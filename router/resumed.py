@@ -11,9 +11,8 @@ from router.core.kept import Kept
 from router.core.sequel import Piece, Sequel, usage
 from router.core.terms import Terms
 from springtide.dataplane import Reply, Route, ShapeError
-from springtide.dataplane.events import event_data, is_done_event, split_events
+from springtide.dataplane.events import DONE, event_data, is_done_event, split_events
 
-_DONE = b"data: [DONE]\n\n"
 _OWN = frozenset(("choices", "usage", "prompt_token_ids"))
 
 
@@ -47,9 +46,9 @@ class Writer:
     def closing(self, total: int) -> bytes:
         """What follows the finish reason: usage where it was asked for, and the end mark."""
         if not self._terms.usage or self._kept.usage_sent:
-            return _DONE
+            return DONE
         event = {**self._envelope, "choices": [], "usage": usage(self._prompt, total)}
-        return b"data: " + orjson.dumps(event) + b"\n\n" + _DONE
+        return b"data: " + orjson.dumps(event) + b"\n\n" + DONE
 
 
 async def go_on(way: Continuation, request_id: bytes) -> Route | bytes:

@@ -260,7 +260,7 @@ class Attempt(Ending):
         done = body.done
         shaper = self.shaper
         if self.begun and not done and scan.error is None:
-            # The path of every token.
+            # On its way: `steady` takes over from here where it can.
             if events:
                 self.sent += len(events)
                 client = self.exchange.client

@@ -13,7 +13,8 @@ import orjson
 _BORDER = re.compile(rb"\n\r?\n")
 _ERROR = re.compile(rb"(?:data:\s*\{\s*\"error\"\s*:(?!\s*null)|event:\s*error\b|error:)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*\Z")
-_END = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
+"""The closing event, as engines write it."""
 _BORDERS = (b"\n\n", b"\n\r\n")
 
 
@@ -104,7 +105,7 @@ class EventStream:
     def _look(self, payload: bytes) -> bytes:
         if self._closed:
             return b""
-        if payload == _END and not self._held:
+        if payload == DONE and not self._held:
             self.done = self._closed = True
             return payload
         if self._held:
