@@ -182,18 +182,18 @@ class HttpFront:
         served = fleet.table.pools[ticket.pool].served_model_name
         changed = orjson.dumps({**body, "model": served}) if served != model else None
         call = Call(ticket, request_id, stream is True, changed)
+        traceparent = extensions.get(_TRACEPARENT, b"").decode("latin-1")
         if fleet.pairs:
             sent = body if changed is None else {**body, "model": served}
             call.pair = Pair.of(self._dispatcher, ticket, FRONT, request.path, model, sent)
             if call.pair is not None:
-                call.pair.traceparent = extensions.get(_TRACEPARENT, b"").decode("latin-1")
+                call.pair.traceparent = traceparent
         if call.stream and request.path != "/v1/embeddings":
             chat = request.path == "/v1/chat/completions"
             way = call.continuation = Continuation.begin(
                 self._dispatcher, ticket, FRONT, chat, body if served == model else {**body, "model": served}
             )
-            if _TRACEPARENT in extensions:
-                way.traceparent = extensions[_TRACEPARENT].decode("latin-1")
+            way.traceparent = traceparent
             if way.terms is not None and not way.terms.ids_visible:
                 call.body = asking_for_ids(changed or request.body, body)
         return call
