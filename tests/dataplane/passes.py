@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -274,3 +274,27 @@ def random_script(rng: random.Random, stream: int, shaped: bool) -> Script:
         else:
             reads.append(piece)
     return Script(reads, end)
+
+
+async def play(
+    scripts: list[Script], ones: list[One], rng: random.Random, between: Callable[[], Awaitable[None]]
+) -> None:
+    """Every script's reads for its stream, in an order that is `rng`'s alone; `between` some of them as well."""
+    left = [list(script.reads) for script in scripts]
+    open_ = list(range(len(scripts)))
+    while open_:
+        for _ in range(rng.choice((1, 3, 20, 60))):
+            if not open_:
+                break
+            n = rng.choice(open_)
+            burst = rng.choice((1, 1, 1, 2, 5))
+            reads, left[n] = left[n][:burst], left[n][burst:]
+            leaves = scripts[n].end == "leaves" and rng.random() < 0.2
+            ones[n].reads(*reads)
+            if leaves:
+                ones[n].client.eof_received()
+            if not left[n] or leaves:
+                open_.remove(n)
+                if scripts[n].end == "eof" and not pipe_of(ones[n].conn).closing:
+                    ones[n].conn.eof_received()
+        await between()

@@ -21,6 +21,7 @@ from tests.dataplane.passes import (
     begun,
     passes,
     pipe_of,
+    play,
     random_script,
     token,
 )
@@ -484,24 +485,11 @@ async def played(scripts: list[Script], seed: int, kept: bool, shaped: bool) -> 
     if shaped:
         w.director.route = lambda request: Route(ENGINE, shaper=Shape())
     ones = [w.ask(b"%d" % n) for n in range(len(scripts))]
-    left = [list(script.reads) for script in scripts]
-    open_ = list(range(len(scripts)))
-    while open_:
-        for _ in range(rng.choice((1, 3, 20, 60))):
-            if not open_:
-                break
-            n = rng.choice(open_)
-            burst = rng.choice((1, 1, 1, 2, 5))
-            reads, left[n] = left[n][:burst], left[n][burst:]
-            leaves = scripts[n].end == "leaves" and rng.random() < 0.2
-            ones[n].reads(*reads)
-            if leaves:
-                ones[n].client.eof_received()
-            if not left[n] or leaves:
-                open_.remove(n)
-                if scripts[n].end == "eof" and not pipe_of(ones[n].conn).closing:
-                    ones[n].conn.eof_received()
+
+    async def between() -> None:
         await passes(rng.choice((0, 1, 2)))
+
+    await play(scripts, ones, rng, between)
     await passes()
     told: list[tuple[object, ...]] = []
     for one in ones:

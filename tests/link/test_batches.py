@@ -22,6 +22,7 @@ from tests.dataplane.passes import (
     begun,
     passes,
     pipe_of,
+    play,
     random_script,
     token,
 )
@@ -491,27 +492,14 @@ async def played(scripts: list[Script], seed: int, kept: bool) -> list[tuple[obj
     rng = random.Random(seed)
     w = Both(kept, random.Random(seed) if kept else None)
     ones = await w.ask(len(scripts))
-    left = [list(script.reads) for script in scripts]
-    open_ = list(range(len(scripts)))
-    while open_:
-        for _ in range(rng.choice((1, 3, 20, 60))):
-            if not open_:
-                break
-            n = rng.choice(open_)
-            burst = rng.choice((1, 1, 1, 2, 5))
-            pieces, left[n] = left[n][:burst], left[n][burst:]
-            leaves = scripts[n].end == "leaves" and rng.random() < 0.2
-            ones[n].reads(*pieces)
-            if leaves:
-                ones[n].client.eof_received()
-            if not left[n] or leaves:
-                open_.remove(n)
-                if scripts[n].end == "eof" and not pipe_of(ones[n].conn).closing:
-                    ones[n].conn.eof_received()
+
+    async def between() -> None:
         for _ in range(rng.choice((0, 1, 2))):
             await passes(1)
         if rng.random() < 0.4:
             await w.pump()
+
+    await play(scripts, ones, rng, between)
     await w.pump()
     told: list[tuple[object, ...]] = []
     for one in ones:
